@@ -1,9 +1,10 @@
-"""Spark over the log: a PySpark data source, and pipelines on it. Needs the extra ``[spark]``.
+"""Read and write topics with Spark: a PySpark data source, and pipelines on it. Needs the extra ``[spark]``.
 
     spark = segmentlog.spark.session()
     spark.read.format("segmentlog").option("path", "data").option("subscribe", "clicks").load()
 
-`source` is the data source, `reading`, `streaming` and `writing` are its parts, `pipelines` what is made of it.
+`data_source` is the data source; `batch_reader`, `stream_reader` and `batch_writer` are its parts. `pipelines` are jobs
+over whole topics.
 """
 
 from segmentlog.spark.avro import from_avro as from_avro

@@ -1,9 +1,9 @@
-"""``python -m segmentlog.spark java-home``: the JAVA_HOME that Spark's own programs start with.
+"""``python -m segmentlog.spark java-home``: print a JAVA_HOME for Spark's own programs.
 
     JAVA_HOME=$(python -m segmentlog.spark java-home) spark-submit job.py
 
-It is the Java that `segmentlog.spark.session` would take, through a home that leaves out what that Java does not have:
-see `segmentlog.spark.java`. Nothing of PySpark is loaded for it.
+`segmentlog.spark.session` would use the same Java, through the same folder: see `segmentlog.spark.java`. The command
+does not load PySpark.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ prints a folder to give to Spark as JAVA_HOME, for spark-submit, pyspark and spa
 
 
 def main(arguments: list[str]) -> int:
-    """What to exit with: 0 when a folder was printed, 1 when there is no Java, 2 for other arguments."""
+    """Run the command and return its exit status.
+
+    0: a folder was printed. 1: no Java was found. 2: the arguments are wrong.
+    """
     if arguments in (["--help"], ["-h"]):
         click.echo(_USAGE, nl=False)
         return 0

@@ -1,4 +1,4 @@
-"""Batches of the log as Arrow's: columns to columns, each record's work done in C."""
+"""Convert record batches to Arrow batches, column by column, so that all work per record happens in C."""
 
 from __future__ import annotations
 
@@ -20,11 +20,14 @@ from segmentlog.spark.source_options import InvalidText
 
 _ROWS: Final = 1 << 16
 _BYTES: Final = 8 << 20
-# Of an Arrow batch. Larger ones are no faster, and 800 MB in one killed a driver.
+# Limits of an Arrow batch. Larger batches are not faster, and a batch of 800 MB killed a driver.
 
 
 class ArrowRows:
-    """Makes Arrow batches of a schema; only the columns that it names are decoded. Not thread-safe."""
+    """Converter of record batches to Arrow batches of one schema. It decodes only the schema's columns.
+
+    Not thread-safe.
+    """
 
     def __init__(self, schema: StructType, invalid_text: InvalidText = "error") -> None:
         self._schema = arrow_schema(schema)
@@ -34,7 +37,7 @@ class ArrowRows:
         self._may_not_be_null = [at for at, field in enumerate(self._schema) if _forbids_null(field)]
 
     def of(self, batches: Iterable[RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The same records in Arrow batches of tens of thousands of rows, or some megabytes."""
+        """Yield the same records in Arrow batches of at most about 65,536 rows or 8 MiB."""
         waiting: list[RecordBatch] = []
         rows = size_bytes = 0
         for batch in batches:
@@ -58,7 +61,7 @@ class ArrowRows:
 
 
 def _forbids_null(field: pa.Field) -> bool:
-    """Whether a schema says ``not null`` of a column, or of a part of it: Spark takes its word for it, and fails."""
+    """Return whether a column, or a part of it, is NOT NULL. Spark trusts the schema, and fails on a null."""
     return not field.nullable or any(map(_forbids_null, _parts(field.type)))
 
 
@@ -67,7 +70,7 @@ def _parts(kind: pa.DataType) -> list[pa.Field]:
 
 
 def _holds_null(array: pa.Array, field: pa.Field) -> bool:
-    """Where none may be."""
+    """Return whether an array has a null where its field forbids it."""
     if not field.nullable and array.null_count:
         return True
     flat = array.flatten() if array.type.num_fields else []
@@ -83,7 +86,7 @@ def _not_filled(array: pa.Array, field: pa.Field, batches: list[RecordBatch]) ->
         row -= len(batch)
     where = f"{batch.topic}/{batch.partition} offset {batch.offsets[row]}"
     return (
-        f"there is a null in the column {field.name!r} at {where}, and the schema says NOT NULL; leave that out of it"
+        f"there is a null in the column {field.name!r} at {where}, and the schema says NOT NULL; drop NOT NULL from it"
     )
 
 
@@ -99,7 +102,7 @@ def _blobs(name: str, column: Callable[[RecordBatch], pa.Array], invalid_text: I
         if kind == pa.binary():
             return array
         try:
-            return array.cast(kind)  # text: what is no UTF-8 is found here
+            return array.cast(kind)  # to text: the cast checks for UTF-8
         except pa.ArrowInvalid:
             if invalid_text == "error":
                 raise SegmentlogError(_not_text(name, batches, column)) from None
@@ -122,11 +125,11 @@ def _not_text(name: str, batches: list[RecordBatch], column: Callable[[RecordBat
                 (blob or b"").decode()
             except UnicodeDecodeError:
                 where = f"{batch.topic}/{batch.partition} offset {offset}"
-                return f"the {name} at {where} is no UTF-8 text; {_INSTEAD}"
-    return f"a {name} is no UTF-8 text; {_INSTEAD}"
+                return f"the {name} at {where} is not UTF-8 text; {_INSTEAD}"
+    return f"a {name} is not UTF-8 text; {_INSTEAD}"
 
 
-_INSTEAD: Final = "read it as binary, or say .option('invalidText', 'null') or 'replace'"
+_INSTEAD: Final = "read it as binary, or set .option('invalidText', 'null') or 'replace'"
 
 
 def _topics(batches: list[RecordBatch], kind: pa.DataType) -> pa.Array:
@@ -143,10 +146,10 @@ def _offsets(batches: list[RecordBatch], kind: pa.DataType) -> pa.Array:
 
 def _timestamps(batches: list[RecordBatch], kind: pa.DataType) -> pa.Array:
     stamps = _joined([batch.timestamps for batch in batches])
-    if kind == pa.int64():  # milliseconds, which hold any timestamp
+    if kind == pa.int64():  # milliseconds: they can hold any timestamp
         return _numbers(stamps, kind)
-    # Spark counts microseconds in 64 bits, and earlier versions stored timestamps that those cannot hold. One of them
-    # must not keep a query from every other record: it is null, as in an archive.
+    # Spark counts microseconds in 64 bits, and older versions of segmentlog stored timestamps outside that range.
+    # Such a timestamp must not fail the query for all other records: it becomes null, as in an archive.
     beyond = (stamps > LATEST_MS) | (stamps < -LATEST_MS)
     return pa.array(stamps * 1000, mask=beyond if beyond.any() else None).cast(kind)
 
@@ -159,7 +162,7 @@ def _timestamp_types(batches: list[RecordBatch], kind: pa.DataType) -> pa.Array:
 def _headers(batches: list[RecordBatch], kind: pa.DataType) -> pa.Array:
     if not any(batch.has_headers for batch in batches):
         return pa.nulls(sum(map(len, batches)), kind)
-    # Null without any, as in Spark's Kafka source.
+    # A record without headers has null, as in Spark's Kafka source.
     return pa.array([list(headers) or None for batch in batches for headers in batch.headers], kind)
 
 
@@ -178,7 +181,7 @@ def _repeated(texts: list[tuple[str, int]], kind: pa.DataType) -> pa.Array:
 
 
 _BLOBS: Final[dict[str, Callable[[RecordBatch], pa.Array]]] = {
-    "key": methodcaller("keys_to_arrow"),  # by name: a client's batch has methods of its own
+    "key": methodcaller("keys_to_arrow"),  # call by name: a client's batch overrides the methods
     "value": methodcaller("values_to_arrow"),
 }
 _MAKERS: Final[dict[str, _Maker]] = {

@@ -1,4 +1,4 @@
-"""Rows that Spark wants written, as records on their way into staged batches: columns to columns, all of it in C."""
+"""Convert rows that Spark writes to records for staged batches, column by column, all in C."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ArrowRecords:
         return len(self._values)
 
     def columns(self) -> CheckedColumns:
-        """The same as lists."""
+        """Return the same records as lists."""
         keys = None if self._keys is None else _as_list(self._keys)
         return CheckedColumns(_as_list(self._values), keys, self._timestamps, self._headers)
 
@@ -108,7 +108,7 @@ class ArrowRecords:
         return batches
 
     def _encode(self, config: TopicConfig, start: int, stop: int) -> EncodedBatch:
-        """One batch of the records ``[start, stop)``. Raises `RecordTooLarge`."""
+        """Encode the records ``[start, stop)`` as one batch. Raises `RecordTooLarge`."""
         some = self if stop - start == len(self) else self.part(start, stop)
         headers = some._headers if some._headers is not None and any(some._headers) else None
         return join_batch(
@@ -127,11 +127,11 @@ class ArrowRecords:
 
 
 Taken = tuple[str, ArrowRecords, int, Partitions | None]
-"""Topic, records, about how many bytes, the partition of each record (-1: by its key) or None."""
+"""Topic, records, their approximate size in bytes, and the partition of each record (-1: by its key) or None."""
 
 
 def records_of(batch: pa.RecordBatch, topic: str | None) -> Iterator[Taken]:
-    """The records of rows that are to be written, by topic. Raises `InvalidRecord`."""
+    """Yield the records of rows, by topic. Raises `InvalidRecord`."""
     if not batch.num_rows:
         return
     columns = dict(zip(batch.schema.names, batch.columns, strict=True))
@@ -176,7 +176,7 @@ def _taken(columns: dict[str, pa.Array], count: int) -> tuple[ArrowRecords, int,
 
 
 def _as_partitions(array: pa.Array) -> Partitions | None:
-    """Null is -1: by the key."""
+    """Return partition numbers; -1, for "by the key", where the row has null."""
     if array.null_count == len(array):
         return None
     numbers: npt.NDArray[np.int64] = array.cast(pa.int64()).fill_null(-1).to_numpy()
@@ -193,7 +193,7 @@ def _as_binary(array: pa.Array) -> pa.Array:
 
 
 def _as_list(array: pa.Array) -> list[bytes | None]:
-    # Half the time of to_pylist(), which makes a scalar of each first.
+    # This takes half the time of to_pylist(), which first creates a scalar for each element.
     blobs: list[bytes | None] = array.to_numpy(zero_copy_only=False).tolist()
     return blobs
 
@@ -203,20 +203,20 @@ def _first(mask: pa.Array) -> int:
 
 
 def _as_milliseconds(array: pa.Array) -> npt.NDArray[np.int64] | None:
-    """Milliseconds since 1970, as in the rows: also -1, a record without a timestamp. None when all are null."""
+    """Return milliseconds since 1970, where -1 is a record without a timestamp; None if all are null."""
     if array.null_count == len(array):
         return None
     numbers = array.cast(pa.int64())
     if pa.types.is_timestamp(array.type):
         per_ms = {"s": 1, "ms": 1, "us": 1000, "ns": 1_000_000}[array.type.unit]
         found: npt.NDArray[np.int64] = np.floor_divide(_filled(numbers, per_ms), per_ms)
-        # A product that began anew in the past would be a time; one that is too large is refused.
+        # Clip before multiplying: an overflow would give a valid time, but a clipped time is refused.
         return _checked(np.clip(found, -LATEST_MS, LATEST_MS) * 1000 if array.type.unit == "s" else found)
     return _checked(_filled(numbers, 1))
 
 
 def _filled(numbers: pa.Array, per_ms: int) -> npt.NDArray[np.int64]:
-    """Now for those that are null."""
+    """Return the numbers, with the current time in place of nulls."""
     if numbers.null_count:
         numbers = numbers.fill_null(time.time_ns() // 1_000_000 * per_ms)
     filled: npt.NDArray[np.int64] = numbers.to_numpy()
@@ -236,7 +236,7 @@ def _as_headers(array: pa.Array, count: int) -> Sequence[Headers] | None:
     rows = array.to_pylist()
     for row, structs in enumerate(rows):
         if structs is not None and None in structs:
-            accepted = "headers of a key and a value each; an array's element that is null is neither"
+            accepted = "headers that each have a key and a value; the array must not have null elements"
             raise InvalidRecord("headers", row, f"null at position {structs.index(None)}", accepted)
     pairs = [None if structs is None else [(pair["key"], pair["value"]) for pair in structs] for structs in rows]
     headers = check_headers(pairs)

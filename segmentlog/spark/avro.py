@@ -1,7 +1,7 @@
-"""``from_avro``: a column of values as Kafka's serializers write them, by the schemas whose ids they begin with.
+"""``from_avro``: decode a column of Avro values with the schema ids that Kafka's serializers write.
 
-Spark's own function of that name comes in a jar, and knows no ids: it reads all values by one schema. This one needs
-what the extras ``[spark,http]`` bring.
+Spark's own function of that name needs a jar, ignores schema ids and reads all values with one schema. This function
+needs the extras ``[spark,http]``.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ def from_avro(
     column: Column | str, registry: str, *, subject: str | None = None, schema: str | None = None,
     mode: Mode = "failfast",
 ) -> Column:  # fmt: skip
-    """The column with values in place of bytes: a struct, for records.
+    """Return the column with decoded values in place of bytes; Avro records become structs.
 
-    ``registry`` is where a store is, or the URL of a schema registry, ``http://...``. Every value is read by the schema
-    that it names, and becomes one of ``schema``, or of the newest of ``subject`` now: Avro's rules say how. Executors
-    ask the registry for each schema once. What is no such value fails the query, or is null with ``permissive``.
+    ``registry`` is the path or URL of a store, or the URL of a schema registry, ``http://...``. Each value is read
+    with the schema whose id it holds, and resolved by Avro's rules to ``schema``, or to the newest schema of
+    ``subject``. Executors fetch each schema once. A value that cannot be decoded fails the query; in mode
+    ``permissive`` it becomes null.
 
-    Raises what the registry does, and `InvalidSchema` for what no type of Spark can hold.
+    Raises the errors of the registry, and `InvalidSchema` if no type of Spark can hold the values.
     """
     import pyarrow
     from pyspark.sql.pandas.functions import arrow_udf
@@ -39,7 +40,7 @@ def from_avro(
     from segmentlog.spark.avro_types import AvroTypes
 
     if (subject is None) == (schema is None):
-        raise InvalidConfig("subject", subject, "the subject whose newest schema is read by, or a schema of your own")
+        raise InvalidConfig("subject", subject, "either subject (its newest schema is used) or schema, not both")
     if mode not in ("failfast", "permissive"):
         raise InvalidConfig("mode", mode, "'failfast' or 'permissive'")
     where = registry if _is_http(registry) else place_of(registry)
@@ -47,12 +48,12 @@ def from_avro(
     parsed, names = _parsed(text)
     types = AvroTypes(parsed, names)
     kind = types.spark_type()
-    types.converter()  # what cannot be converted is told here
+    types.converter()  # raise on the driver if the schema cannot be converted
 
     def read(values: Any) -> Any:
         return _read(values, where, text, mode)
 
-    read.__annotations__ = {"values": pyarrow.Array, "return": pyarrow.Array}  # which Spark looks at
+    read.__annotations__ = {"values": pyarrow.Array, "return": pyarrow.Array}  # Spark reads the annotations
     found: Column = arrow_udf(read, kind)(column)  # type: ignore[call-overload]
     return found
 
@@ -79,14 +80,14 @@ def _open(where: str) -> tuple[SchemaSource, Callable[[], None]]:
 
 
 def _parsed(text: str) -> tuple[Any, dict[str, Any]]:
-    """As fastavro has it, with what it defines by names."""
+    """Return the schema as fastavro parses it, and the types that it defines, by name."""
     from segmentlog.schemas.avro_values import parsed_by_fastavro
 
     return parsed_by_fastavro(text)
 
 
 def _read(values: Any, where: str, text: str, mode: Mode) -> Any:
-    """What executors do with an array of values."""
+    """Decode an array of values. Runs on executors."""
     import pyarrow
     from pyspark.sql.pandas.types import to_arrow_type
 
@@ -109,15 +110,18 @@ def _read(values: Any, where: str, text: str, mode: Mode) -> Any:
 
 @functools.lru_cache(maxsize=16)
 def _decoder(where: str, text: str) -> Callable[[bytes], Any]:
-    """Kept in each Python process of an executor: a schema is asked for when the first value names it."""
+    """Return the decoder, cached in each Python process of an executor.
+
+    A schema is fetched when the first value with its id arrives.
+    """
     from segmentlog.schemas.avro_values import AvroDeserializer
 
-    deserializer = AvroDeserializer(_Asking(where), text)
+    deserializer = AvroDeserializer(_RegistryPerCall(where), text)
     return lambda blob: deserializer.deserialize("", [blob])[0]
 
 
-class _Asking:
-    """A registry that is opened for the moment in which it is asked: an executor's process leaves nothing open."""
+class _RegistryPerCall:
+    """A registry that is opened for each call only, so that an executor's process keeps nothing open."""
 
     def __init__(self, where: str) -> None:
         self._where = where

@@ -1,13 +1,13 @@
-"""What Spark has for the types of Avro, and how values come from the one to the other.
+"""Map types of Avro to types of Spark, and convert the values.
 
     null, T            T, nullable                 fixed, bytes       binary
     record             struct                      decimal            decimal(p, s)
     map                map<string, ...>            date               date
     enum, string, uuid string                      timestamp-*        timestamp
     int | long         long                        local-timestamp-*  timestamp_ntz
-    float | double     double                      time-*             the number that Avro keeps
+    float | double     double                      time-*             the number that Avro stores
 
-As spark-avro has them, but for other unions, which become JSON in a string.
+These are the types of spark-avro, except for other unions, which become JSON in a string.
 """
 
 from __future__ import annotations
@@ -36,34 +36,34 @@ _BASES: Final = {
     "date": ("int",), "time-millis": ("int",), "time-micros": ("long",), "decimal": ("bytes", "fixed"),
     "uuid": ("string", "fixed"), **dict.fromkeys((name for name in _LOGICAL if "timestamp" in name), ("long",)),
 }  # fmt: skip
-"""What a logical type may be of; of another one Avro says that it counts for nothing."""
+"""The types that a logical type may annotate. On another type, Avro requires readers to ignore it."""
 _PRECISION_MAX: Final = 38
 _DEPTH_MAX: Final = 64
 
 
 class AvroTypes:
-    """One schema as fastavro has parsed it, and the types that it defines by their names."""
+    """One schema as fastavro parsed it, and the types that it defines, by name."""
 
     def __init__(self, schema: Any, names: Mapping[str, Any]) -> None:
         self._schema = schema
         self._names = names
 
     def spark_type(self) -> DataType:
-        """Raises `InvalidSchema` for a record that holds itself: Spark has no such type."""
+        """Return the type of Spark. Raises `InvalidSchema` for a recursive record, which Spark does not support."""
         return self._type(self._schema, 0)[0]
 
     def converter(self) -> Convert | None:
-        """From what fastavro reads to what Arrow takes as that type; None when it is the same."""
+        """Return the function from a value of fastavro to a value for Arrow; None if they are the same."""
         return self._convert(self._schema)
 
     # ------------------------------------------------------------ types
 
     def _type(self, schema: Any, depth: int) -> tuple[DataType, bool]:
-        """(type, whether it may be null)."""
+        """Return (type, whether it may be null)."""
         from pyspark.sql import types
 
         if depth > _DEPTH_MAX:
-            raise InvalidSchema("the schema holds itself, which no type of Spark does")
+            raise InvalidSchema("the schema is recursive, which no type of Spark supports")
         schema, nullable = self._one_of(schema)
         kind = _kind(schema)
         logical = _logical(schema)
@@ -82,7 +82,7 @@ class AvroTypes:
         if logical == "decimal":
             precision, scale = schema.get("precision"), schema.get("scale", 0)
             if type(precision) is not int or not 0 < precision <= _PRECISION_MAX or not 0 <= scale <= precision:
-                wanted = f"Spark's have 1 to {_PRECISION_MAX} digits, some or none of them behind the point"
+                wanted = f"Spark's decimals have 1 to {_PRECISION_MAX} digits, of which 0 or more are after the point"
                 raise InvalidSchema(f"a decimal of precision {precision} and scale {scale}: {wanted}")
             return types.DecimalType(precision, scale), nullable
         if kind == "null":
@@ -91,7 +91,7 @@ class AvroTypes:
         return getattr(types, name)(), nullable
 
     def _one_of(self, schema: Any) -> tuple[Any, bool]:
-        """(the one branch of a union, or what holds all of them; whether null is one, too)."""
+        """Return (the only branch of a union, or a type that holds all branches; whether null is a branch)."""
         if not isinstance(schema, list):
             return self._defined(schema), False
         branches = [branch for branch in schema if branch != "null"]
@@ -113,7 +113,7 @@ class AvroTypes:
 
     def _convert(self, schema: Any, depth: int = 0) -> Convert | None:
         if depth > _DEPTH_MAX:
-            raise InvalidSchema("the schema holds itself, which no type of Spark does")
+            raise InvalidSchema("the schema is recursive, which no type of Spark supports")
         schema, _ = self._one_of(schema)
         kind = _kind(schema)
         logical = _logical(schema)
@@ -146,7 +146,7 @@ def _logical(schema: Any) -> str | None:
 
 
 def _as_uuid(value: Any) -> Any:
-    """A fixed one comes as its sixteen bytes."""
+    """Return a uuid as text. A uuid of type fixed comes as its sixteen bytes."""
     return None if value is None else str(UUID(bytes=value) if isinstance(value, bytes) else value)
 
 
@@ -166,7 +166,7 @@ def _of_array(inner: Convert | None) -> Convert | None:
 
 
 def _of_map(inner: Convert | None) -> Convert:
-    """Arrow takes pairs."""
+    """Return the converter of a map to the list of pairs that Arrow takes."""
     if inner is None:
         return lambda value: None if value is None else list(value.items())
     return lambda value: None if value is None else [(name, inner(one)) for name, one in value.items()]

@@ -1,4 +1,4 @@
-"""Reading topics with Spark: the driver plans ranges of offsets, each task reads its own as Arrow batches."""
+"""Read topics with Spark: the driver plans offset ranges, and each task reads its ranges as Arrow batches."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ logger = logging.getLogger("segmentlog")
 
 
 class ReadTask(InputPartition):
-    """What one task reads."""
+    """The offset ranges of one task."""
 
     def __init__(self, ranges: list[OffsetRange]) -> None:
         super().__init__(ranges)
@@ -45,38 +45,39 @@ class ReadTask(InputPartition):
 
 
 class BatchReader(DataSourceReader):
-    """One reading of what is there when it is planned."""
+    """Reader of one batch query: it reads the records that exist when the query is planned."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema
 
     def partitions(self) -> list[InputPartition]:
-        """The tasks. In a process of the driver's."""
+        """Return the tasks. Runs in a Python process of the driver."""
         options = self._options
         with open_store(options.place) as store:
             partitions = partitions_to_read(store, options)
             ids = topic_ids(store, partitions)
-            epochs = {tp: store.open_partition(*tp).epoch for tp in partitions}  # before the ends that are of them
+            # Read the epochs before the ends: a loss after this line has a later epoch.
+            epochs = {tp: store.open_partition(*tp).epoch for tp in partitions}
             starts, ends = starting_offsets(store, partitions, options), ending_offsets(store, partitions, options)
             check_order(store, starts, ends, options)
             ranges = [OffsetRange(*tp, starts[tp], ends[tp], ids[tp.topic], epochs[tp]) for tp in partitions]
             return plan(store, ranges, options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one task. On an executor."""
+        """Return the rows of one task. Runs on an executor."""
         return read_task(self._options, self._schema, partition)
 
 
 def plan(store: LogStore, ranges: list[OffsetRange], options: ReadOptions) -> list[InputPartition]:
-    """The ranges as tasks."""
+    """Return the ranges as tasks."""
     tasks = split(store, ranges, at_least=options.min_partitions, max_records=options.max_records_per_partition)
     return [ReadTask(task) for task in tasks]
 
 
 def read_task(options: ReadOptions, schema: StructType, task: InputPartition) -> Iterator[pa.RecordBatch]:
-    """The rows of a task's ranges, in their order. Raises `DataLoss`, `CorruptBatch`."""
-    if not isinstance(task, ReadTask):  # nothing was planned: Spark asks for the rows of nothing
+    """Yield the rows of a task's ranges, in order. Raises `DataLoss`, `CorruptBatch`."""
+    if not isinstance(task, ReadTask):  # a plan without tasks: Spark runs one task with an empty partition
         return
     with opened_for_task(options.place) as store:
         for span in task.ranges:
@@ -84,7 +85,10 @@ def read_task(options: ReadOptions, schema: StructType, task: InputPartition) ->
 
 
 def _read_range(store: LogStore, span: OffsetRange, options: ReadOptions) -> Iterator[RecordBatch]:
-    """The records of ``[start, end)`` that are still there. Raises `DataLoss` when some are not, unless it is fine."""
+    """Yield the records of ``[start, end)`` that still exist. Raises `DataLoss` if some are gone.
+
+    With failOnDataLoss = false, log a warning instead and yield the remaining records.
+    """
     position = span.start
     while position < span.end:
         try:
@@ -103,21 +107,21 @@ def _read_range(store: LogStore, span: OffsetRange, options: ReadOptions) -> Ite
                 position = batch.next_offset
             else:
                 if reached < span.end:
-                    _tell_loss(
+                    _report_loss(
                         f"{span.topic}/{span.partition}: the log ends at offset {reached}, before {span.end}", options
                     )
-            # In the end, so that what was cut off while it was read is told, too.
+            # Check at the end, to report records that were truncated during the read too.
             if (why := lost_since(log, span)) is not None:
-                _tell_loss(why, options)
+                _report_loss(why, options)
             return
-        except (OffsetOutOfRange, LogTruncated) as error:  # while it was read
-            _tell_loss(str(error), options)
+        except (OffsetOutOfRange, LogTruncated) as error:  # deleted or truncated during the read
+            _report_loss(str(error), options)
         except UnknownTopic as error:
-            _tell_loss(str(error), options)
+            _report_loss(str(error), options)
             return
 
 
-def _tell_loss(why: str, options: ReadOptions) -> None:
+def _report_loss(why: str, options: ReadOptions) -> None:
     if options.fail_on_data_loss:
         raise DataLoss(why)
-    logger.warning("%s; reading goes on with what is there", why)
+    logger.warning("%s; the read continues with the remaining records", why)

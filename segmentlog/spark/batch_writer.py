@@ -1,7 +1,7 @@
-"""Writing to topics with Spark: tasks stage finished batches, the driver publishes all of them in one transaction.
+"""Write to topics with Spark: tasks stage encoded batches, and the driver publishes all in one transaction.
 
-Who writes again what was published already (a query that is started anew after a crash) is told apart by
-the note that is kept with each decision: the id of the micro-batch. See `segmentlog.staging.staging`.
+A query that restarts after a crash may write a published micro-batch again. The note of each transaction holds the id
+of its micro-batch, so the second write is recognised and skipped. See `segmentlog.staging.staging`.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 _QUERY_ID = "sql.streaming.queryId"
 _RUN_ID = "spark.jobGroup.id"
-# Spark puts the id of a query's run there, so that its jobs can be cancelled.
+# Spark stores the id of the query's run in this property, to cancel its jobs.
 
 
 class TaskDone(WriterCommitMessage):
-    """What a task has staged, and in whose name."""
+    """Commit message of one task: its staged files, with the job and run that they belong to."""
 
     def __init__(self, staged: Staged, job: str, run: str) -> None:
         self.staged = staged
@@ -46,7 +46,7 @@ class TaskDone(WriterCommitMessage):
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """Writes a DataFrame: all of its rows become visible at once, or none does."""
+    """Writer of one DataFrame: all of its rows become visible at once, or none does."""
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
@@ -55,15 +55,15 @@ class BatchWriter(DataSourceArrowWriter):
             if options.topic is not None:
                 store.topic(options.topic)
         sweep_abandoned(FileSystem(), options.path)
-        # Here and not by the tasks: those that Spark has given up may begin when the folder is removed already.
+        # The driver creates the folder, not the tasks: a task that Spark has given up may start after its removal.
         self._folder().create()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Stage the rows of one task. On an executor."""
+        """Stage the rows of one task. Runs on an executor."""
         return TaskDone(_stage(self._options, self._folder(), 0, iterator), self._job, "")
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Publish what the tasks have staged. In a process of the driver's."""
+        """Publish the staged batches of all tasks. Runs in a Python process of the driver."""
         options = self._options
         try:
             if options.app_id is None:
@@ -72,11 +72,11 @@ class BatchWriter(DataSourceArrowWriter):
                 assert options.app_version is not None
                 _publish(options, _done(messages), f"spark-app-{options.app_id}", options.app_version)
         finally:
-            with contextlib.suppress(OSError):  # what is published is published: nobody is to write it again
+            with contextlib.suppress(OSError):  # an error would make Spark write the published rows again
                 self._folder().remove()
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Take back what was staged."""
+        """Delete the staged files of the job."""
         self._folder().remove()
 
     def _folder(self) -> StagingFolder:
@@ -84,25 +84,25 @@ class BatchWriter(DataSourceArrowWriter):
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """Writes the micro-batches of a query, each exactly once."""
+    """Writer of a streaming query: it appends each micro-batch exactly once."""
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Stage the rows of one task. On an executor."""
+        """Stage the rows of one task. Runs on an executor."""
         context = TaskContext.get()
         query, run = (context.getLocalProperty(name) if context else None for name in (_QUERY_ID, _RUN_ID))
         if not query or not run:
-            raise SegmentlogError("Spark does not tell which query this is: this sink is for df.writeStream only")
+            raise SegmentlogError("Spark passed no query id to the task: use this sink with df.writeStream only")
         job = f"spark-{query}"
         folder = StagingFolder(FileSystem(), self._options.path, job)
         return TaskDone(_stage(self._options, folder, folder.claim(run), iterator), job, run)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Publish the micro-batch, unless it was. In a process of the driver's."""
+        """Publish the micro-batch unless it is published already. Runs in a Python process of the driver."""
         done = _done(messages)
-        if not done:  # a micro-batch of no tasks has nothing to publish
+        if not done:  # a micro-batch without tasks has no rows
             return
         folder = StagingFolder(FileSystem(), self._options.path, done[0].job)
         folder.check(done[0].run)
@@ -110,7 +110,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         folder.clear(done[0].run)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Take back what was staged."""
+        """Delete the staged files of the micro-batch."""
         fs = FileSystem()
         for task in _done(messages):
             StagingFolder(fs, self._options.path, task.job).discard(task.staged)
@@ -137,7 +137,10 @@ def _stage(options: WriteOptions, folder: StagingFolder, run: int, rows: Iterato
 
 
 def _publish(options: WriteOptions, done: list[TaskDone], name: str | None, version: int | None) -> None:
-    """Append what was staged in one transaction; under a name only if the version is newer than its last one."""
+    """Append the staged batches in one transaction.
+
+    With a producer ``name``, skip the write if its last transaction has this version or a newer one.
+    """
     fs = FileSystem()
     with (
         segmentlog.open(options.path, create=False, background=False) as store,

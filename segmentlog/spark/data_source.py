@@ -20,41 +20,44 @@ from segmentlog.spark.stream_reader import StreamReader
 
 
 class DefaultSource(DataSource):
-    """``spark.read.format("segmentlog")``, ``spark.readStream``, ``df.write`` and ``df.writeStream``.
+    """Entry point of ``format("segmentlog")`` for `spark.read`, `readStream`, `df.write` and `df.writeStream`.
 
-    Spark makes it anew wherever it needs one, hands it the options as text, and sends what it
-    returns to other processes: nothing here holds a file open.
+    Spark creates a new instance whenever it needs one and passes the options as text. It pickles the readers and
+    writers that the methods return and sends them to other processes, so an instance must not hold an open file.
     """
 
     @classmethod
     def name(cls) -> str:
-        """What it is called in `format`."""
+        """Return the name that users pass to `format`."""
         return "segmentlog"
 
     def schema(self) -> StructType:
-        """The columns that are read when nobody says which."""
-        if {"provider", "owner"} <= {key.lower() for key in self.options}:  # what Spark adds for CREATE TABLE
-            raise SegmentlogError(f"no table of the catalog can be of this source: {OF_TABLES}")
+        """Return the columns of a read without an explicit schema.
+
+        Raises `SegmentlogError` for CREATE TABLE: a catalog table cannot use this source.
+        """
+        if {"provider", "owner"} <= {key.lower() for key in self.options}:  # Spark adds both for CREATE TABLE
+            raise SegmentlogError(f"a catalog table cannot use the source segmentlog: {OF_TABLES}")
         include_headers = self.options.get("includeHeaders", "false").strip().lower() == "true"
         return source_schema(include_headers=include_headers)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """For `spark.read`."""
+        """Return the reader for `spark.read`."""
         check_read_schema(schema)
         return BatchReader(self._read_options(streaming=False), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """For `spark.readStream`."""
+        """Return the reader for `spark.readStream`."""
         check_read_schema(schema)
         return StreamReader(self._read_options(streaming=True), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """For `df.write`."""
+        """Return the writer for `df.write`. Raises `InvalidConfig` for mode "overwrite"."""
         return BatchWriter(self._write_options(schema, overwrite))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        """For `df.writeStream`."""
-        # Output mode "complete" comes as overwrite. Each micro-batch's rows are appended, as by Spark's Kafka sink.
+        """Return the writer for `df.writeStream`."""
+        # Spark passes output mode "complete" as overwrite. Every micro-batch is appended, as by Spark's Kafka sink.
         return StreamWriter(self._write_options(schema, overwrite=False))
 
     def _read_options(self, *, streaming: bool) -> ReadOptions:

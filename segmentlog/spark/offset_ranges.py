@@ -1,4 +1,4 @@
-"""Which offsets are read: where reading begins and ends, what is gone from there, and how it is split among tasks."""
+"""Resolve the offset ranges of a read, check them for data loss, and split them into tasks."""
 
 from __future__ import annotations
 
@@ -24,25 +24,28 @@ logger = logging.getLogger("segmentlog")
 
 Offsets = dict[TopicPartition, int]
 
-_WORTH_A_TASK: Final = 100_000
-# Records. A task costs 36 ms.
-_AT_MOST_A_TASK: Final = 4_000_000
-# So that one that fails does not take hours with it.
+_MIN_TASK_RECORDS: Final = 100_000
+# Records. Starting a task costs 36 ms: fewer records are not worth a task of their own.
+_MAX_TASK_RECORDS: Final = 4_000_000
+# Records. Spark repeats a failed task from its start: the limit keeps that from costing hours.
 
 
 class DataLoss(SegmentlogError):
-    """Records that should be read are gone."""
+    """Records that the read asked for are no longer in the store."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why)
         self.why = why
 
     def __str__(self) -> str:
-        return f"{self.why}; to go on with what is left: .option('failOnDataLoss', 'false')"
+        return f"{self.why}; to continue with the remaining records: .option('failOnDataLoss', 'false')"
 
 
 class OffsetRange(msgspec.Struct, frozen=True, array_like=True):
-    """The records ``[start, end)`` of a partition; of the topic with that id, if it is known, and of no other."""
+    """The records ``[start, end)`` of a partition.
+
+    With a ``topic_id``, only the topic with that id is read, not another topic of the same name.
+    """
 
     topic: str
     partition: int
@@ -50,24 +53,30 @@ class OffsetRange(msgspec.Struct, frozen=True, array_like=True):
     end: int
     topic_id: str | None = None
     epoch: int | None = None
-    """Of the log when it was planned: what was lost in a later one was there."""
+    """Leader epoch of the log when the read was planned. Records lost in a later epoch existed at that time."""
 
 
 class Positions(msgspec.Struct, frozen=True):
-    """Where a query is, and in which topics: one that is deleted and made anew has the same name and another id."""
+    """The next offsets of a query, and the ids of its topics.
+
+    A topic that is deleted and created again has the same name and another id.
+    """
 
     offsets: Offsets
     topic_ids: dict[str, str]
-    """By name; without those of a checkpoint that was written when topics had no ids."""
+    """Topic ids by topic name. Empty if the checkpoint was written before topics had ids."""
 
 
-# ---------------------------------------------------------------- which partitions
+# ---------------------------------------------------------------- partitions
 
 
 def partitions_to_read(store: LogStore, options: ReadOptions, *, all_there: bool = True) -> list[TopicPartition]:
-    """The partitions that there are now of what was asked for, sorted. Raises `UnknownTopic`, if ``all_there``."""
+    """Return the existing partitions that the options select, sorted.
+
+    With ``all_there``, raise `UnknownTopic` if a topic or partition that the options name does not exist.
+    """
     if options.partitions is not None:
-        counts = {name: len(_all_of(store, name, must_exist=all_there)) for name in options.topics}
+        counts = {name: len(_partitions_of(store, name, must_exist=all_there)) for name in options.topics}
         missing = [tp for tp in options.partitions if tp.partition >= counts[tp.topic]]
         if missing and all_there:
             why = f"it has no partition {missing[0].partition}, only 0 to {counts[missing[0].topic] - 1}"
@@ -77,52 +86,52 @@ def partitions_to_read(store: LogStore, options: ReadOptions, *, all_there: bool
     if options.pattern is not None:
         pattern = re.compile(options.pattern)
         topics = [name for name in store.topics() if pattern.fullmatch(name)]
-    found = [_all_of(store, name, must_exist=options.pattern is None and all_there) for name in topics]
+    found = [_partitions_of(store, name, must_exist=options.pattern is None and all_there) for name in topics]
     return sorted(tp for some in found for tp in some)
 
 
-def _all_of(store: LogStore, name: str, *, must_exist: bool) -> list[TopicPartition]:
+def _partitions_of(store: LogStore, name: str, *, must_exist: bool) -> list[TopicPartition]:
     try:
         return [TopicPartition(name, number) for number in range(store.topic(name).partition_count)]
     except UnknownTopic:
         if must_exist:
-            if store.url is not None:  # of which only what is read was asked for
+            if store.url is not None:  # opened with `only_topics`: it cannot list the others
                 where = without_secrets(store.url)
-                raise UnknownTopic(name, f"it does not lie in {where}, or was not shipped yet") from None
-            there = ", ".join(store.topics()[:20]) or "no topic at all"
-            raise UnknownTopic(name, f"it does not exist in {store.path} (there is {there})") from None
-        return []  # deleted since it was listed
+                raise UnknownTopic(name, f"it does not exist in {where}, or was not shipped yet") from None
+            there = ", ".join(store.topics()[:20]) or "none"
+            raise UnknownTopic(name, f"it does not exist in {store.path} (existing topics: {there})") from None
+        return []  # deleted since `store.topics()` listed it
 
 
-# ---------------------------------------------------------------- where it begins and ends
+# ---------------------------------------------------------------- start and end offsets
 
 
 def topic_ids(store: LogStore, partitions: Iterable[TopicPartition]) -> dict[str, str]:
-    """Of their topics, by name. Raises `UnknownTopic`."""
+    """Return the ids of the partitions' topics, by name. Raises `UnknownTopic`."""
     return {name: store.topic(name).id for name in sorted({tp.topic for tp in partitions})}
 
 
 def end_of(store: LogStore, tp: TopicPartition, options: ReadOptions, topic_id: str | None = None) -> int:
-    """Where a reader of that kind ends now. Raises `UnknownTopic`."""
+    """Return the current end offset for the isolation and durability of ``options``. Raises `UnknownTopic`."""
     return store.open_partition(*tp, topic_id).end_offset(
         isolation=options.isolation, durable_only=options.durable_only
     )
 
 
 def starting_offsets(store: LogStore, partitions: list[TopicPartition], options: ReadOptions) -> Offsets:
-    """Where reading begins in each partition. Raises `InvalidConfig`, `DataLoss`."""
+    """Return the start offset of each partition. Raises `InvalidConfig`, `DataLoss`."""
     return _resolve(store, partitions, options.starting, options, is_start=True)
 
 
 def ending_offsets(store: LogStore, partitions: list[TopicPartition], options: ReadOptions) -> Offsets:
-    """Where reading ends in each partition."""
+    """Return the end offset of each partition. Raises `InvalidConfig`, `DataLoss`."""
     return _resolve(store, partitions, options.ending, options, is_start=False)
 
 
 def _resolve(
     store: LogStore, partitions: list[TopicPartition], bound: Bound, options: ReadOptions, *, is_start: bool
 ) -> Offsets:
-    given = {tp: bound.per_partition[tp.topic][tp.partition] for tp in _named(bound, partitions)}
+    given = {tp: bound.per_partition[tp.topic][tp.partition] for tp in _check_named(bound, partitions)}
     found = {}
     for tp in partitions:
         log = store.open_partition(*tp)
@@ -132,7 +141,7 @@ def _resolve(
         elif bound.at == "latest":
             found[tp] = end_offset
         elif bound.at == "offsets":
-            found[tp] = _explicit(log, given[tp], end_offset, options)
+            found[tp] = _resolve_explicit(log, given[tp], end_offset, options)
             if not is_start:
                 found[tp] = _readable_end(tp, found[tp], end_offset, options)
         else:
@@ -141,24 +150,24 @@ def _resolve(
             if offset is None and is_start and options.no_match == "error":
                 accepted = (
                     f"{tp.topic}/{tp.partition} has no record at or after that time;"
-                    " with startingOffsetsByTimestampStrategy = latest it is read from its end on"
+                    " to start at its end: startingOffsetsByTimestampStrategy = latest"
                 )
                 raise InvalidConfig(bound.option, timestamp_ms, accepted)
             found[tp] = end_offset if offset is None else offset
-            if not is_start:  # a time names no offset: what is not decided yet is not asked for by it
+            if not is_start:  # a time does not ask for records of open transactions, as an explicit offset does
                 found[tp] = min(found[tp], end_offset)
     return found
 
 
 def check_order(store: LogStore, starts: Offsets, ends: Offsets, options: ReadOptions) -> None:
-    """Raise `InvalidConfig` for bounds of which the end comes before the start: nothing can lie between them.
+    """Raise `InvalidConfig` if the user's end bound is before the start bound in a partition.
 
-    Not where a start is above the end for another reason: of a partition whose last transaction is open, or that
-    retention has overtaken with failOnDataLoss = false.
+    A start above the end is accepted if it has another reason: the partition's last transaction is open, or
+    retention deleted the range and failOnDataLoss is false.
     """
     starting, ending = options.starting, options.ending
     for tp in sorted(starts):
-        first, last = _given(starting, tp), _given(ending, tp)
+        first, last = _given_bound(starting, tp), _given_bound(ending, tp)
         if (starting.at == "offsets") == (ending.at == "offsets") and min(first, last) >= 0:
             wrong = first > last
         else:
@@ -166,24 +175,24 @@ def check_order(store: LogStore, starts: Offsets, ends: Offsets, options: ReadOp
             wrong = last < first and options.fail_on_data_loss and last < end_of(store, tp, options)
         if wrong:
             accepted = f"at or before {ending.option}: {tp.topic}/{tp.partition} would be read from {first} to {last}"
-            raise InvalidConfig(starting.option, _text(starting), accepted)
+            raise InvalidConfig(starting.option, _bound_text(starting), accepted)
 
 
-def _given(bound: Bound, tp: TopicPartition) -> int:
-    """The offset or time that the user named for it; -1 for words."""
+def _given_bound(bound: Bound, tp: TopicPartition) -> int:
+    """Return the offset or timestamp that the user gave for the partition; -1 for "earliest" and "latest"."""
     if bound.at in ("offsets", "timestamps"):
         return bound.per_partition[tp.topic][tp.partition]
     return bound.timestamp_ms
 
 
-def _text(bound: Bound) -> str:
+def _bound_text(bound: Bound) -> str:
     if bound.at in ("offsets", "timestamps"):
         return json.dumps(bound.per_partition)
     return str(bound.timestamp_ms) if bound.at == "timestamp" else bound.at
 
 
-def _named(bound: Bound, partitions: list[TopicPartition]) -> list[TopicPartition]:
-    """The partitions, once it is sure that JSON offsets name just these."""
+def _check_named(bound: Bound, partitions: list[TopicPartition]) -> list[TopicPartition]:
+    """Return the partitions for JSON bounds, else none. Raises `InvalidConfig` if the JSON names other partitions."""
     if bound.at not in ("offsets", "timestamps"):
         return []
     named = {TopicPartition(topic, number) for topic, numbers in bound.per_partition.items() for number in numbers}
@@ -201,7 +210,7 @@ def _list(partitions: list[TopicPartition]) -> str:
     return f"{names}{' and more are' if len(partitions) > 5 else ' is' if len(partitions) == 1 else ' are'}"
 
 
-def _explicit(log: Partition, offset: int, end_offset: int, options: ReadOptions) -> int:
+def _resolve_explicit(log: Partition, offset: int, end_offset: int, options: ReadOptions) -> int:
     if offset == EARLIEST:
         return log.log_start_offset
     if offset == LATEST:
@@ -210,34 +219,43 @@ def _explicit(log: Partition, offset: int, end_offset: int, options: ReadOptions
 
 
 def _readable_end(tp: TopicPartition, offset: int, end_offset: int, options: ReadOptions) -> int:
-    """Not beyond what a reader of that kind may see: what is not durable yet, or not decided."""
+    """Limit an explicit end offset to the end of readable records. Raises `DataLoss` if failOnDataLoss is true.
+
+    Records after that are not durable yet, or belong to an open transaction.
+    """
     if offset <= end_offset:
         return offset
-    why = f"{tp.topic}/{tp.partition}: offset {offset} is beyond {end_offset}, where this kind of reader ends now"
+    why = f"{tp.topic}/{tp.partition}: end offset {offset} is after {end_offset}, the current end of readable records"
     if options.fail_on_data_loss:
         raise DataLoss(why)
-    logger.warning("%s; reading ends there", why)
+    logger.warning("%s; the read ends at %d", why, end_offset)
     return end_offset
 
 
 def readable_start(log: Partition, offset: int, *, fail_on_data_loss: bool) -> int:
-    """Where reading from ``offset`` on really begins. Raises `DataLoss`, unless what is gone may be passed over."""
+    """Return the first readable offset from ``offset`` on.
+
+    Raises `DataLoss` if ``offset`` itself is gone and ``fail_on_data_loss`` is true; otherwise logs a warning.
+    """
     try:
         return log.check_position(offset)
     except OffsetOutOfRange as error:
         if fail_on_data_loss:
             raise DataLoss(str(error)) from None
-        logger.warning("%s; reading goes on with what is there", error)
+        logger.warning("%s; the read continues with the remaining records", error)
         return error.log_start_offset if offset < error.log_start_offset else error.log_end_offset
     except LogTruncated as error:
         if fail_on_data_loss:
             raise DataLoss(str(error)) from None
-        logger.warning("%s; reading goes on there", error)
+        logger.warning("%s; the read continues after the lost range", error)
         return error.lost.end_offset
 
 
 def lost_since(log: Partition, span: OffsetRange) -> str | None:
-    """What of a range was there when it was planned, and was truncated, or lost in a crash, since; None: nothing."""
+    """Describe the first records of a range that were lost since the read was planned; None if none were lost.
+
+    A truncation on request counts as a loss too.
+    """
     name = f"{span.topic}/{span.partition}"
     for lost in log.lost_ranges() if span.epoch is not None and log.epoch != span.epoch else ():
         begin, end = max(lost.base_offset, span.start), min(lost.end_offset, span.end)
@@ -257,16 +275,16 @@ def split(
     max_records: int | None = None,
     cores: int | None = None,
 ) -> list[list[OffsetRange]]:
-    """The ranges, cut along batch boundaries and packed into tasks of about the same number of records.
+    """Split ranges at batch boundaries into tasks with about the same number of records.
 
-    at_least     how many tasks there are to be; default: one for each core, if there is enough for them
-    max_records  of a task
+    at_least     minimum number of tasks; default: one for each core, but only one for each `_MIN_TASK_RECORDS` records
+    max_records  maximum number of records in a task; a larger batch is split
     """
     ranges = [span for span in ranges if span.end > span.start]
     total = sum(span.end - span.start for span in ranges)
-    wanted = at_least or max(1, min(cores or os.cpu_count() or 1, -(-total // _WORTH_A_TASK)))
-    even = total // wanted if at_least else -(-total // wanted)  # rounded up it would be fewer than asked for
-    size = max(1, min(even, max_records or _AT_MOST_A_TASK))
+    wanted = at_least or max(1, min(cores or os.cpu_count() or 1, -(-total // _MIN_TASK_RECORDS)))
+    even = total // wanted if at_least else -(-total // wanted)  # rounding up could give fewer tasks than at_least
+    size = max(1, min(even, max_records or _MAX_TASK_RECORDS))
     tasks: list[list[OffsetRange]] = []
     room = 0
     for span in ranges:
@@ -276,22 +294,22 @@ def split(
             if room <= 0:
                 tasks.append([])
                 room = size
-            # What is nearly all of the rest is not worth another task, unless a task may not be larger.
+            # A small rest joins the last task, unless the user limits the size or sets the number of tasks.
             slack = 0 if max_records or at_least else size // 8
             stop = span.end if span.end - start <= room + slack else _batch_start(log, start + room, start)
-            stop = min(stop, start + room if max_records else span.end)  # the next batch may begin beyond the end
+            stop = min(stop, start + room if max_records else span.end)  # the next batch may start after the range
             tasks[-1].append(msgspec.structs.replace(span, start=start, end=stop))
             room -= stop - start
             start = stop
             if start < span.end:
-                room = 0  # up to a boundary: what is left of the room is less than a batch
+                room = 0  # the task ends at a batch boundary: its remaining room is less than a batch
     return tasks
 
 
 def _batch_start(log: Partition, offset: int, start: int) -> int:
-    """The boundary before ``offset``; ``offset`` itself inside a batch that reaches back to ``start``.
+    """Return the base offset of the batch that contains ``offset``; inside a hole, that of the next batch.
 
-    Where ``offset`` is in a hole it is the boundary behind that.
+    If that batch starts at or before ``start``, return ``offset`` itself.
     """
     try:
         for batch in log.read(offset, max_bytes=1):
@@ -299,32 +317,32 @@ def _batch_start(log: Partition, offset: int, start: int) -> int:
             return base_offset if base_offset > start else offset
     except LogTruncated as error:
         return error.lost.end_offset
-    except (OffsetOutOfRange, CorruptBatch):  # gone meanwhile, or damaged: whoever reads it tells
+    except (OffsetOutOfRange, CorruptBatch):  # deleted meanwhile, or damaged: the task that reads the range reports it
         pass
     return offset
 
 
 def step_over(log: Partition) -> SkipListener:
-    """What to give to `Partition.read` with skipDamaged: damage is told in Spark's log, and no more than that."""
+    """Return the `on_skip` callback for skipDamaged: it logs each damaged range that `Partition.read` skips."""
 
     def tell(base_offset: int, end_offset: int, damage: CorruptBatch) -> None:
         name = f"{log.topic}/{log.number}"
-        logger.warning("%s: stepped over offsets %d to %d: %s", name, base_offset, end_offset - 1, damage)
+        logger.warning("%s: skipped offsets %d to %d: %s", name, base_offset, end_offset - 1, damage)
 
     return tell
 
 
-# ---------------------------------------------------------------- offsets as Spark keeps them
+# ---------------------------------------------------------------- offsets in the query's checkpoint
 
 
 Document = dict[str, dict[str, int | str]]
 
 _ID: Final = "id"
-# Beside the numbers of a topic's partitions.
+# Key of the topic id, next to the keys that are partition numbers.
 
 
 def to_json(positions: Positions) -> Document:
-    """Positions as a JSON document, sorted: Spark compares them as text."""
+    """Return positions as a JSON document, sorted, because Spark compares the documents as text."""
     document: Document = {}
     for tp in sorted(positions.offsets):
         document.setdefault(tp.topic, {})[str(tp.partition)] = positions.offsets[tp]
@@ -335,7 +353,7 @@ def to_json(positions: Positions) -> Document:
 
 
 def from_json(document: Mapping[str, Mapping[str, int | str]]) -> Positions:
-    """What such a document says. Raises `SegmentlogError` for what is none: it comes from a checkpoint's files."""
+    """Parse the positions in a query's checkpoint. Raises `SegmentlogError` if the document is damaged."""
     try:
         offsets = {
             TopicPartition(check_topic_name(topic, internal=True), _parse(number)): _parse(str(offset))
@@ -345,19 +363,17 @@ def from_json(document: Mapping[str, Mapping[str, int | str]]) -> Positions:
         }
         return Positions(offsets, {topic: _parse_id(some[_ID]) for topic, some in document.items() if _ID in some})
     except (ValueError, TypeError, AttributeError) as error:
-        why = "bring it back from a backup, or begin with a new one"
-        raise SegmentlogError(
-            f"the query's checkpoint says where it was, and that cannot be ({error}); {why}"
-        ) from None
+        why = "restore the checkpoint from a backup, or start the query with a new one"
+        raise SegmentlogError(f"the offsets in the query's checkpoint are not valid ({error}); {why}") from None
 
 
 def _parse_id(topic_id: object) -> str:
     if not is_topic_id(topic_id):
-        raise ValueError(f"{topic_id!r} is no id of a topic")
+        raise ValueError(f"{topic_id!r} is not a topic id")
     return str(topic_id)
 
 
 def _parse(number: str) -> int:
     if not (number.isascii() and number.isdecimal()):
-        raise ValueError(f"{number!r} is no partition or offset")
+        raise ValueError(f"{number!r} is not a partition or offset")
     return int(number)

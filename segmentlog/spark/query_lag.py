@@ -1,7 +1,7 @@
-"""How far a query is behind its topics.
+"""Measure the lag of a query behind its topics.
 
-Spark's Python sources have no metrics of their own, and no description but the name of Spark's class. What a query's
-progress does tell is where its last micro-batch ended, and where the topics ended when it was planned.
+Spark's Python sources cannot report metrics, and their only description is the name of Spark's class. The progress of a
+query does hold the end of its last micro-batch, and the ends of the topics when that micro-batch was planned.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
 
 
 class Behind(msgspec.Struct, frozen=True):
-    """What a query has not yet processed of what was there for it."""
+    """Lag of one query: the records that it has not processed yet."""
 
     path: str
     offsets: dict[TopicPartition, int]
-    """How many, by partition, without those in lost ranges; 0 for those that it is through with."""
+    """Number of unprocessed offsets by partition, without lost ranges; 0 if the query has processed all."""
     size_bytes: int
-    """About so many, as they are stored."""
+    """Estimated stored size of the unprocessed records."""
 
     @property
     def total(self) -> int:
-        """Of all partitions."""
+        """Unprocessed offsets of all partitions."""
         return sum(self.offsets.values())
 
     def metrics(self) -> dict[str, str]:
-        """The metrics of Spark's Kafka source, under their names there."""
+        """Return the lag under the metric names of Spark's Kafka source."""
         counts = list(self.offsets.values()) or [0]
         return {
             "minOffsetsBehindLatest": str(min(counts)),
@@ -56,10 +56,10 @@ class Behind(msgspec.Struct, frozen=True):
 
 
 def behind(progress: Mapping[str, Any] | None, path: str) -> Behind:
-    """How far a query is behind the topics of the store at ``path``, of all its sources that read them.
+    """Return the lag of a query in the topics of the store at ``path``, over all sources of the query.
 
     Args:
-        progress: `StreamingQuery.lastProgress`, or `progress` of what a `StreamingQueryListener` is told.
+        progress: `StreamingQuery.lastProgress`, or the `progress` of a `StreamingQueryListener` event.
         path: the store's folder, or the URL of the object store that the query reads it from.
     """
     offsets: dict[TopicPartition, int] = {}
@@ -69,7 +69,7 @@ def behind(progress: Mapping[str, Any] | None, path: str) -> Behind:
             ends, latest = _positions(source.get("endOffset")).offsets, _positions(source.get("latestOffset"))
             for tp, end in latest.offsets.items():
                 if tp in ends:
-                    with contextlib.suppress(UnknownTopic):  # it was deleted since, and made anew perhaps
+                    with contextlib.suppress(UnknownTopic):  # deleted since, or deleted and created again
                         log = store.open_partition(*tp, latest.topic_ids.get(tp.topic))
                         size_bytes += _bytes_between(log, ends[tp], end)
                         offsets[tp] = log.count_offsets(ends[tp], end)
@@ -79,12 +79,15 @@ def behind(progress: Mapping[str, Any] | None, path: str) -> Behind:
 def _positions(text: str | None) -> Positions:
     try:
         return from_json(json.loads(text or "{}") or {})
-    except (ValueError, SegmentlogError):  # of another kind of source
+    except (ValueError, SegmentlogError):  # the source is of another kind
         return Positions({}, {})
 
 
 def _bytes_between(log: Partition, start: int, end: int) -> float:
-    """Estimate the stored bytes: of each segment the share that its offsets in the interval have of all its offsets."""
+    """Estimate the stored bytes in ``[start, end)``.
+
+    Each segment counts in proportion to the share of its offsets in that range.
+    """
     size = 0.0
     for segment in log.segments():
         inside = log.count_offsets(max(start, segment.base_offset), min(end, segment.end_offset))

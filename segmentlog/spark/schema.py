@@ -1,4 +1,4 @@
-"""The columns of the data source: what Spark's Kafka source shows and its sink takes, and how Arrow has them."""
+"""Define the columns of the data source, as in Spark's Kafka source and sink, and their Arrow types."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _COLUMNS: Final[dict[str, tuple[DataType, ...]]] = {
     "timestampType": (IntegerType(),),
     "headers": (HEADERS,),
 }
-"""Of the source, in order: the type, and others that an explicit schema may ask for."""
+"""Columns of the source, in order: the default type, then other types that an explicit schema may ask for."""
 
 _SINK: Final[dict[str, tuple[DataType, ...]]] = {
     "key": (BinaryType(), StringType()),
@@ -44,21 +44,21 @@ _SINK: Final[dict[str, tuple[DataType, ...]]] = {
     "timestamp": (TimestampType(), TimestampNTZType(), LongType()),
 }
 _SINK_IGNORES: Final = ("offset", "timestampType")
-"""What the source shows and a record cannot be given: so what was read can be written as it is."""
+"""Columns of the source that a writer cannot set. The sink ignores them, so rows can be written as they are read."""
 
 
 class WrongSchema(SegmentlogError, TypeError):
-    """Columns that the data source does not have or take, or of another type."""
+    """A column that the data source does not have or accept, or that has the wrong type."""
 
 
 def source_schema(*, include_headers: bool) -> StructType:
-    """What is read when nobody says which columns."""
+    """Return the columns of a read without an explicit schema."""
     names = [name for name in _COLUMNS if include_headers or name != "headers"]
     return StructType([StructField(name, _COLUMNS[name][0]) for name in names])
 
 
 def check_read_schema(schema: StructType) -> None:
-    """Raise `WrongSchema` for a schema that the source cannot give."""
+    """Raise `WrongSchema` for a schema that the source cannot read."""
     _check_names("the schema asks for", schema)
     for field in schema.fields:
         accepted = _COLUMNS.get(field.name)
@@ -78,32 +78,34 @@ def check_write_schema(schema: StructType, *, topic_is_given: bool) -> None:
         accepted = _SINK.get(field.name)
         if accepted is None:
             raise WrongSchema(
-                f"there is no place in a record for column {field.name!r}: a topic takes {', '.join(_SINK)};"
+                f"a record cannot hold the column {field.name!r}: a topic takes {', '.join(_SINK)};"
                 " drop it, or make it part of the value, as in to_json(struct(...)) AS value"
             )
         _check_type("the data has", field, accepted)
     if "value" not in names:
-        raise WrongSchema(f"there is no column 'value' (there are {', '.join(names) or 'none'}); a record needs one")
+        raise WrongSchema(
+            f"the data has no column 'value' (only {', '.join(names) or 'none'}); every record needs a value"
+        )
     if "topic" not in names and not topic_is_given:
-        raise WrongSchema("no topic is named: .option('topic', ...), or a column 'topic'")
+        raise WrongSchema("the write names no topic: set .option('topic', ...), or add a column 'topic'")
 
 
 def _check_names(who: str, schema: StructType) -> None:
     names = schema.fieldNames()
     for name in names:
         if names.count(name) > 1:
-            raise WrongSchema(f"{who} column {name!r} {names.count(name)} times; once is enough")
+            raise WrongSchema(f"{who} column {name!r} {names.count(name)} times; name it once")
 
 
 def _check_type(who: str, field: StructField, accepted: tuple[DataType, ...]) -> None:
     if not any(_same(field.dataType, kind) for kind in accepted):
         types = " or ".join(kind.simpleString() for kind in accepted)
         found = field.dataType.simpleString()
-        raise WrongSchema(f"{who} column {field.name!r} as {found}; it is {types}")
+        raise WrongSchema(f"{who} column {field.name!r} as {found}; it must be {types}")
 
 
 def _same(found: DataType, wanted: DataType) -> bool:
-    """Whether they are one type, whatever may be null in it, and whatever the collation."""
+    """Return whether two types are equal except for nullability and collation."""
     if isinstance(found, ArrayType) and isinstance(wanted, ArrayType):
         return _same(found.elementType, wanted.elementType)
     if isinstance(found, StructType) and isinstance(wanted, StructType):
@@ -115,7 +117,7 @@ def _same(found: DataType, wanted: DataType) -> bool:
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """The schema as Spark wants it from a source, to the letter."""
+    """Return the exact Arrow schema that Spark requires of a source."""
     return pa.schema([_arrow_field(field) for field in schema.fields])
 
 

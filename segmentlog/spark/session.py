@@ -1,4 +1,4 @@
-"""A local Spark session that starts fast, says little and finds the data source."""
+"""Start a local Spark session that starts fast, logs little and has the data source registered."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LOGGING = Path(__file__).with_name("log4j2.properties")
 
 
 class SparkNotInstalled(SegmentlogError):
-    """PySpark, or a package that the data source needs with it, is missing."""
+    """PySpark, or another package that the data source needs, is not installed."""
 
     def __init__(self, package: str) -> None:
         super().__init__(package)
@@ -39,21 +39,22 @@ def session(
     quiet: bool = True,
     fast_start: bool = False,
 ) -> SparkSession:
-    """The Spark session of this process, with the data source ``segmentlog`` registered.
+    """Return the Spark session of this process, with the data source ``segmentlog`` registered.
 
-    When there is one it is returned as it is, and the arguments change nothing. Otherwise one is started. A Java
-    that runs already (after ``SparkSession.stop()``) is used again; ``quiet`` and ``fast_start`` are its own.
+    An existing session is returned unchanged, and the arguments have no effect. Otherwise a session is started. If
+    Java already runs (after ``SparkSession.stop()``), the new session uses it, and ``quiet`` and ``fast_start`` do not
+    change it.
 
     Args:
-        app_name: what Spark calls the session.
-        master: where it runs; None: ``local[*]``, every core of this machine.
-        conf: Spark's settings by name; they go before those made here.
-        quiet: no messages but warnings, no progress bar; and Python's exceptions without the traceback.
-        fast_start: Java compiles quickly rather than well. For tests and scripts of seconds; long jobs take longer.
+        app_name: the name of the session in Spark.
+        master: URL of the Spark cluster; None: ``local[*]``, every core of this machine.
+        conf: Spark's settings by name; they override those of this function.
+        quiet: log only warnings and errors, show no progress bar, and shorten Python's exceptions to their message.
+        fast_start: start Java with its fast compiler only. For tests and scripts of seconds; long jobs run slower.
 
     Raises:
-        SparkNotInstalled: PySpark or one of the packages it needs here is missing.
-        JavaNotFound: there is no Java that Spark runs on.
+        SparkNotInstalled: PySpark or another package that the data source needs is not installed.
+        JavaNotFound: no Java that Spark supports was found.
     """
     _require_packages()
     from pyspark import SparkContext
@@ -79,29 +80,32 @@ def session(
 
 
 def _write_checkpoints_without_processes(spark: SparkSession) -> None:
-    """The default way to write a checkpoint starts twenty processes a micro-batch where Hadoop's native library is
-    missing, as in the Python package, to look at links; this one writes aside and renames, too, and starts four."""
+    """Select a checkpoint writer that starts fewer processes.
+
+    The PySpark package has no native Hadoop library. Without it, the default writer starts twenty processes for each
+    micro-batch to examine links. This writer starts four, and also writes to a temporary file and renames it.
+    """
     java = spark._jvm
     assert java is not None
-    for package in ("streaming.checkpointing", "streaming"):  # it moved
+    for package in ("streaming.checkpointing", "streaming"):  # the package name differs between versions of Spark
         name = f"org.apache.spark.sql.execution.{package}.FileSystemBasedCheckpointFileManager"
         try:
             java.java.lang.Class.forName(name)
-        except Exception:  # py4j's, which wraps that there is no such class
+        except Exception:  # py4j wraps Java's ClassNotFoundException
             continue
         spark.conf.set(_CHECKPOINT_FILES, name)
         return
 
 
 def register(spark: SparkSession) -> None:
-    """Make ``format("segmentlog")`` known to a session that was not started by `session`.
+    """Register ``format("segmentlog")`` in a session that `session` did not start.
 
-    Spark finds the package ``pyspark_segmentlog`` by itself where it is installed, though not in a checkout that
-    was installed as editable: it lists the folders of the path, and asks no import hooks.
+    Spark finds an installed package ``pyspark_segmentlog`` by itself, but not an editable installation: it lists the
+    folders of the path, and does not use import hooks.
     """
     from pyspark_segmentlog import DefaultSource
 
-    # Asked first: Spark warns when one takes the place of another, were it the same.
+    # Check first: Spark warns about a second registration, even of the same class.
     known = spark._jsparkSession.sessionState().dataSourceManager()
     if not known.dataSourceExists(DefaultSource.name()):
         spark.dataSource.register(DefaultSource)
@@ -125,9 +129,9 @@ def _text(value: object) -> str:
 def _settings(local: bool, quiet: bool) -> dict[str, str]:
     settings = {
         "spark.sql.session.timeZone": "UTC",
-        # toPandas and createDataFrame by columns.
+        # Convert column by column in toPandas and createDataFrame.
         "spark.sql.execution.arrow.pyspark.enabled": "true",
-        # The default one does not serve transformWithState.
+        # The default provider does not support transformWithState.
         "spark.sql.streaming.stateStore.providerClass": (
             "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
         ),
@@ -137,54 +141,55 @@ def _settings(local: bool, quiet: bool) -> dict[str, str]:
             "spark.ui.enabled": "false",
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
-            # 200 by default; a task that has nothing to do costs as much as one that has.
+            # The default is 200; starting an empty task costs as much as starting a full task.
             "spark.sql.shuffle.partitions": str(2 * (os.cpu_count() or 1)),
         }
     if quiet:
         settings |= {
             "spark.ui.showConsoleProgress": "false",
-            # An error of this library is a sentence; where in a worker it was raised says nothing to its reader.
+            # An error of this library is a sentence for its user; the worker's traceback adds nothing to it.
             "spark.sql.execution.pyspark.udf.hideTraceback.enabled": "true",
         }
     return settings
 
 
 def _environment_for_java(local: bool, quiet: bool, fast_start: bool) -> dict[str, str]:
-    """What the process that becomes Spark's driver is to find in its environment."""
+    """Return the environment variables to add for the Java process of Spark's driver."""
     from pyspark import SparkContext
 
     if SparkContext._gateway is not None or "PYSPARK_GATEWAY_PORT" in os.environ:
-        return {}  # it runs already
+        return {}  # Java already runs
     java = find_java()
     added = {"JAVA_HOME": str(_java_home(java, quiet))}
-    # Workers are started by it, and what they are sent was pickled by this Python.
+    # Spark starts its workers with this executable. It must be this Python, which pickles the tasks.
     for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
         if name not in os.environ:
             added[name] = sys.executable
     if local and "SPARK_LOCAL_IP" not in os.environ:
-        # Spark asks for the address of this machine's name otherwise, and does not start where it has none.
+        # Otherwise Spark resolves the name of this machine, and does not start if the name has no address.
         added["SPARK_LOCAL_IP"] = "127.0.0.1"
     options: list[str] = []
     if quiet and not _has_own_logging():
         options.append(f"-Dlog4j2.configurationFile={LOGGING.as_uri()}")
     if local:
-        # Java's side of Arrow looks at the bounds of every access otherwise, and for a null once more: a fifth of what
-        # Java does for a row. Arrow itself says so of production.
+        # Otherwise Arrow's Java code checks the bounds and nulls of every access, a fifth of Java's time for a row.
+        # Arrow's documentation recommends both settings for production.
         options += ["-Darrow.enable_unsafe_memory_access=true", "-Darrow.enable_null_check_for_get=false"]
     if fast_start:
         options.append("-XX:TieredStopAtLevel=1")
     if options:
-        # Not spark.driver.extraJavaOptions, which would replace the user's, wherever those are written down.
-        # Not SPARK_CONF_DIR either: it would hide the one of SPARK_HOME.
+        # Rejected: spark.driver.extraJavaOptions, which would replace the user's options in any configuration file.
+        # Rejected: SPARK_CONF_DIR, which would hide the configuration folder of SPARK_HOME.
         given = os.environ.get("SPARK_SUBMIT_OPTS", "")
         added["SPARK_SUBMIT_OPTS"] = f"{shlex.join(options)} {given}".strip()
     return added
 
 
 def _ignore_interrupted_counters(spark: SparkSession) -> None:
-    """No traceback in this process each time that a stream is stopped.
+    """Suppress the traceback that this process prints when a stream is stopped.
 
-    Java sends counters to a thread here and is cut off in the middle of it; it connects again for the next ones.
+    Stopping a stream interrupts the connection on which Java sends counters to this process. Java reconnects for the
+    next counters.
     """
     server = getattr(spark.sparkContext, "_accumulatorServer", None)
     if server is None:
@@ -215,7 +220,10 @@ def _has_own_logging() -> bool:
 
 @contextmanager
 def _environment(added: Mapping[str, str]) -> Iterator[None]:
-    """With these variables; without them again afterwards: they are Spark's, not of what the user starts next."""
+    """Set variables of the environment inside the block, and restore it after.
+
+    The variables are for Spark only, not for programs that the user starts later.
+    """
     before = {name: os.environ.get(name) for name in added}
     os.environ.update(added)
     try:

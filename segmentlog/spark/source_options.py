@@ -1,6 +1,6 @@
-"""The options of the data source, checked. Spark hands them over as text, under names in lower case.
+"""Parse and check the options of the data source, which Spark passes as text under lower-case names.
 
-The names are those of Spark's Kafka source and sink, as far as there is such a thing there.
+An option has the name that Spark's Kafka source or sink gives it, if they have such an option.
 """
 
 from __future__ import annotations
@@ -27,33 +27,33 @@ logger = logging.getLogger("segmentlog")
 
 EARLIEST: Final = -2
 LATEST: Final = -1
-"""What stands for them in JSON offsets."""
+"""The two numbers that JSON offsets use for "earliest" and "latest", as in Spark's Kafka source."""
 
 NoMatch = Literal["error", "latest"]
 InvalidText = Literal["error", "null", "replace"]
-"""What becomes of a key or value that is asked for as text and is none: the end, null, or text with U+FFFD in it."""
+"""Treatment of a key or value read as text that is not UTF-8: fail, return null, or replace bytes with U+FFFD."""
 
 _FIFTEEN_MINUTES_MS: Final = 15 * 60_000
 _INT64_MAX: Final = 2**63 - 1
 
 
 class Bound(msgspec.Struct, frozen=True):
-    """Where reading begins or ends."""
+    """The start or end of a read, as the user gave it."""
 
     option: str
-    """That said so."""
+    """The option that sets this bound; error messages name it."""
     at: Literal["earliest", "latest", "offsets", "timestamps", "timestamp"]
     per_partition: dict[str, dict[int, int]] = {}
-    """Offsets, or milliseconds since 1970, by topic and partition."""
+    """Offsets, or milliseconds since 1970, by topic and partition; for "offsets" and "timestamps" only."""
     timestamp_ms: int = -1
-    """One for all of them."""
+    """Milliseconds since 1970, for every partition; for "timestamp" only."""
 
 
 class ReadOptions(msgspec.Struct, frozen=True):
-    """What to read, and how."""
+    """The checked options of the source."""
 
     path: str
-    """Of a folder, or the URL of an object store."""
+    """The folder of the store, or the URL of an object store."""
     topics: tuple[str, ...]
     pattern: str | None
     partitions: tuple[TopicPartition, ...] | None
@@ -74,7 +74,7 @@ class ReadOptions(msgspec.Struct, frozen=True):
     skip_damaged: bool
     invalid_text: InvalidText
     cache_bytes: int
-    """Of what is read from an object store, how much stays with each Python process of an executor."""
+    """Size of the cache that each Python process of an executor keeps of an object store."""
     cache_dir: str | None
 
     @property
@@ -84,7 +84,7 @@ class ReadOptions(msgspec.Struct, frozen=True):
 
 
 class WriteOptions(msgspec.Struct, frozen=True):
-    """Where to write to, and how."""
+    """The checked options of the sink."""
 
     path: str
     topic: str | None
@@ -92,7 +92,7 @@ class WriteOptions(msgspec.Struct, frozen=True):
     transaction_timeout_ms: int
     app_id: str | None
     app_version: int | None
-    """With ``app_id``: a number that grows; what was written under it before is not written again."""
+    """With ``app_id``: a growing number. A write is skipped if ``app_id`` already wrote this version or a newer one."""
 
 
 _READ = (
@@ -107,13 +107,13 @@ _STREAM_ONLY = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxBytesPerTrig
 _BATCH_ONLY = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 _WRITE = ("path", "topic", "allowNullValues", "transactionTimeout", "txnAppId", "txnVersion", "compatible")
 A_VIEW: Final = "CREATE TEMPORARY VIEW name USING segmentlog OPTIONS (path '...', subscribe '...')"
-OF_TABLES: Final = f"Spark drops the options of tables of a Python source; a view has them: {A_VIEW}"
-_SPARKS_OWN = frozenset(("checkpointlocation", "queryname", "outputmode"))
-# Of a streaming query: it hands them to the sink, too.
+OF_TABLES: Final = f"Spark drops the options of tables of a Python source; create a view instead: {A_VIEW}"
+_SPARK_OPTIONS = frozenset(("checkpointlocation", "queryname", "outputmode"))
+# Options of a streaming query, which Spark passes to the sink too.
 
 
 def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
-    """The options of `spark.read` or `spark.readStream`. Raises `InvalidConfig`."""
+    """Parse the options of `spark.read` or `spark.readStream`. Raises `InvalidConfig`."""
     given = _Given(options, _READ, others=_WRITE)
     path = given.path()
     if given.compatible and not streaming:
@@ -123,11 +123,11 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         kind, other = ("streaming", "spark.read") if streaming else ("batch", "spark.readStream")
         why = f"an option of {other}; leave it out of a {kind} read"
         raise InvalidConfig(wrong_side[0], given.text(wrong_side[0]), why)
-    topics, pattern, partitions = _what_to_read(given)
+    topics, pattern, partitions = _parse_subscription(given)
     strategy = given.choice("startingOffsetsByTimestampStrategy", ("error", "latest"), "error")
     group = given.text("groupId")
     if group is not None and is_url(path):
-        why = "nothing: positions are committed in the folder of a store, not where it was shipped to"
+        why = "left out when reading an object store: positions are committed in the folder of a store only"
         raise InvalidConfig("groupId", group, why)
     delay_ms = given.parsed("maxTriggerDelay", parse_duration_ms, "a time, such as 15m")
     return ReadOptions(
@@ -157,9 +157,9 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
 
 
 def write_options(options: Mapping[str, str]) -> WriteOptions:
-    """The options of `df.write` or `df.writeStream`. Raises `InvalidConfig`."""
+    """Parse the options of `df.write` or `df.writeStream`. Raises `InvalidConfig`."""
     given = _Given(options, _WRITE, others=_READ)
-    topic = given.text("topic") or _the_one_subscribed(options)
+    topic = given.text("topic") or _subscribed_topic(options)
     if topic is not None:
         check_topic_name(topic)
     app_id, version = given.text("txnAppId"), given.parsed("txnVersion", parse_count, "a whole number from 0 on")
@@ -178,12 +178,15 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
 
 
 class _Given:
-    """The options as they came. Every method raises `InvalidConfig`."""
+    """The options that the user gave, by canonical name. Every method raises `InvalidConfig`."""
 
     def __init__(self, options: Mapping[str, str], names: Iterable[str], *, others: Iterable[str]) -> None:
-        """``others``: what only the other of source and sink knows. A view has one set of options for both."""
+        """Accept ``names``, and ignore ``others``: options of the sink in a read, of the source in a write.
+
+        A view has one set of options for both.
+        """
         known = {name.lower(): name for name in names}
-        passed_over = _SPARKS_OWN | {name.lower() for name in others}
+        passed_over = _SPARK_OPTIONS | {name.lower() for name in others}
         self._values: dict[str, str] = {}
         unknown: dict[str, str] = {}
         for key, value in options.items():
@@ -197,19 +200,19 @@ class _Given:
             if not self.compatible:
                 raise InvalidConfig(key, value, _unknown(key, known))
             near = _near(key, known)
-            _warn_once(f"option {key} changes nothing here" + (f"; {near} was meant, perhaps" if near else ""))
+            _warn_once(f"option {key} has no effect" + (f"; did you mean {near}?" if near else ""))
 
     def pass_over(self, names: Iterable[str]) -> None:
-        """Leave out these options, and say so of those that are given."""
+        """Drop these options, and log a warning for each that the user gave."""
         for name in names:
             if self._values.pop(name, None) is not None:
-                _warn_once(f"option {name} changes nothing here")
+                _warn_once(f"option {name} has no effect")
 
     def text(self, name: str) -> str | None:
         return self._values.get(name)
 
     def path(self) -> str:
-        """Of a folder, or for a reader the URL of an object store."""
+        """Return the absolute path of a folder, or the URL of an object store."""
         path = self._values.get("path")
         if not path:
             accepted = "the folder of the store, or the URL of an object store: .option('path', '...') or .load('...')"
@@ -230,7 +233,10 @@ class _Given:
         return self.parsed(name, parse_count, "a whole number from 1 on", least=1)
 
     def parsed(self, name: str, parse: Callable[[object], int], accepted: str, *, least: int = 0) -> int | None:
-        """``least``: the parsers know -1, "unlimited" and such, which mean nothing here."""
+        """Return the option as a number from ``least`` on, or None if it is not given.
+
+        The parsers also accept -1, "unlimited" and the like; the options of the data source do not.
+        """
         text = self._values.get(name)
         if text is None:
             return None
@@ -243,7 +249,7 @@ class _Given:
         return found
 
     def numbers(self, name: str, what: str) -> dict[str, dict[int, int]]:
-        """JSON such as ``{"clicks": {"0": 23, "1": -2}}``."""
+        """Parse JSON such as ``{"clicks": {"0": 23, "1": -2}}``."""
         text = self._values[name]
         accepted = f'JSON that gives {what} by topic and partition: {{"clicks": {{"0": 23, "1": 45}}}}'
         try:
@@ -259,14 +265,14 @@ class _Given:
             raise InvalidConfig(name, text, accepted + why) from None
 
 
-def _the_one_subscribed(options: Mapping[str, str]) -> str | None:
-    """What a view shows is what an INSERT into it appends to."""
+def _subscribed_topic(options: Mapping[str, str]) -> str | None:
+    """Return the topic of a view that subscribes to a single topic: an INSERT into the view appends to it."""
     topics = next((value for key, value in options.items() if key.lower() == "subscribe"), "")
     return topics.strip() if topics.strip() and "," not in topics else None
 
 
 _warned: Final[set[str]] = set()
-# Spark reads the options of a query once a micro-batch.
+# Spark parses the options of a query again for every micro-batch: warn once per process.
 
 
 def _warn_once(sentence: str) -> None:
@@ -277,10 +283,10 @@ def _warn_once(sentence: str) -> None:
 
 def _unknown(key: str, known: Mapping[str, str]) -> str:
     if key.lower().startswith("kafka."):
-        return "there is no broker; with the option compatible = true such options are passed over"
+        return "segmentlog has no broker; set the option compatible = true to ignore options of the Kafka client"
     near = _near(key, known)
     if near:
-        return f"there is no such option; {near} was meant, perhaps"
+        return f"there is no such option; did you mean {near}?"
     return "there is no such option; there are " + ", ".join(known.values())
 
 
@@ -289,11 +295,11 @@ def _near(key: str, known: Mapping[str, str]) -> str | None:
     return known[near[0]] if near else None
 
 
-def _what_to_read(given: _Given) -> tuple[tuple[str, ...], str | None, tuple[TopicPartition, ...] | None]:
+def _parse_subscription(given: _Given) -> tuple[tuple[str, ...], str | None, tuple[TopicPartition, ...] | None]:
     names = ("subscribe", "subscribePattern", "assign")
     found = [name for name in names if given.text(name) is not None]
     if len(found) != 1:
-        accepted = "exactly one of subscribe, subscribePattern and assign says what to read"
+        accepted = "set exactly one of subscribe, subscribePattern and assign"
         raise InvalidConfig("subscribe", " and ".join(found) or None, accepted)
     text = given.text(found[0]) or ""
     if found[0] == "subscribePattern":
@@ -323,7 +329,11 @@ def _what_to_read(given: _Given) -> tuple[tuple[str, ...], str | None, tuple[Top
 
 
 def _bound(given: _Given, side: str, default: Literal["earliest", "latest"]) -> Bound:
-    """The timestamp for all goes before those by partition, and these before offsets, as with Kafka."""
+    """Return the bound of one side, "starting" or "ending".
+
+    As in Spark's Kafka source, a timestamp for all partitions wins over timestamps by partition, and both win over
+    offsets.
+    """
     timestamp_option, timestamps_option = f"{side}Timestamp", f"{side}OffsetsByTimestamp"
     offsets_option = f"{side}Offsets"
     if given.text(timestamp_option) is not None:
@@ -341,7 +351,7 @@ def _bound(given: _Given, side: str, default: Literal["earliest", "latest"]) -> 
     text = given.text(offsets_option)
     word = (text or default).strip().lower()
     if word == "earliest" and side == "ending":
-        raise InvalidConfig(offsets_option, text, "latest, or JSON: nothing ends at the earliest offset")
+        raise InvalidConfig(offsets_option, text, "latest, or JSON: a read cannot end at the earliest offset")
     if word in ("earliest", "latest"):
         return Bound(offsets_option, cast(Any, word))
     numbers = given.numbers(offsets_option, "offsets (-2 the earliest, -1 the latest)")
@@ -357,11 +367,11 @@ def _bound(given: _Given, side: str, default: Literal["earliest", "latest"]) -> 
 
 def _partition_number(text: str) -> int:
     if not (text.isascii() and text.isdecimal()):
-        raise ValueError(f"{text!r} is no partition")
+        raise ValueError(f"{text!r} is not a partition number")
     return int(text)
 
 
 def _whole(number: object) -> int:
     if type(number) is not int or number > _INT64_MAX:
-        raise TypeError(f"{number!r} is no whole number")
+        raise TypeError(f"{number!r} is not a whole number")
     return number

@@ -1,4 +1,4 @@
-"""What Spark throws, as one sentence that says what went wrong."""
+"""Turn exceptions of Spark into one sentence that says what failed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LOGGERS: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 
 
 class SparkFailed(SegmentlogError):
-    """A Spark job failed; the sentence is that of its cause."""
+    """A Spark job failed; the message is that of the job's cause."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why)
@@ -34,7 +34,7 @@ class SparkFailed(SegmentlogError):
 
 
 def reason_of(error: BaseException) -> str:
-    """The sentence in an exception of PySpark: that of this library's error, if one is in it; else Spark's own."""
+    """Return the message in an exception of PySpark: of this library's error if it wraps one, else of Spark."""
     text = _CLASS.sub("", _WRAPPING.sub("", str(error).strip()))
     ours = _OURS.findall(text)
     if ours:
@@ -46,16 +46,16 @@ def reason_of(error: BaseException) -> str:
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Within: an exception of Spark's becomes `SparkFailed`, with the first one as its cause."""
+    """Turn exceptions of Spark inside the block into `SparkFailed`, with the original as the cause."""
     try:
         from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
         from pyspark.logger import PySparkLogger
-    except ImportError:  # whoever starts a session says so
+    except ImportError:  # `session` reports the missing package
         yield
         return
 
-    # PySpark writes some exceptions to stderr as well, with Java's stack, when they are made.
+    # PySpark also logs some exceptions to stderr, with Java's stack trace, when it creates them.
     silenced = [logger for logger in map(PySparkLogger.getLogger, _LOGGERS) if not logger.disabled]
     for logger in silenced:
         logger.disabled = True

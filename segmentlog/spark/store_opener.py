@@ -1,4 +1,4 @@
-"""The stores that Spark's processes read from: folders, and what was shipped to an object store."""
+"""Open the stores that Spark's processes read: folders, and stores shipped to an object store."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from segmentlog.storage import fork_safety
 if TYPE_CHECKING:
     from segmentlog.store import LogStore
 
-READ_ONLY: Final = "the folder of a store: what was shipped to an object store is only read there"
+READ_ONLY: Final = "the folder of a store: a store in an object store is only read there"
 _KEPT_MAX: Final = 4
 
 
 def place_of(path: str | os.PathLike[str]) -> str:
-    """Where a store is, for any process on this machine: the URL of an object store, or an absolute path.
+    """Return the URL of an object store, or the absolute path of a folder, for any process on this machine.
 
-    ``file:`` URLs are what Spark calls folders; one is an object store if a store was shipped there.
+    Spark uses ``file:`` URLs for folders. Such a URL is an object store only if a store was shipped to the folder.
     """
     text = os.fsdecode(path)
     if not text.startswith("file:"):
@@ -40,7 +40,7 @@ def place_of(path: str | os.PathLike[str]) -> str:
 
 
 def folder_of(path: str | os.PathLike[str]) -> str:
-    """The same, of one that is written to. Raises `InvalidConfig` for an object store."""
+    """Return the absolute path of a store to write to. Raises `InvalidConfig` for an object store."""
     place = place_of(path)
     if is_url(place):
         raise InvalidConfig("path", without_secrets(place), READ_ONLY)
@@ -48,17 +48,17 @@ def folder_of(path: str | os.PathLike[str]) -> str:
 
 
 class Place(msgspec.Struct, frozen=True):
-    """A store that is to be read; of what lies in an object store the rest matters, too."""
+    """A store to read from. The fields after ``path`` matter for an object store only."""
 
     path: str
-    """Of a folder, or a URL: see `place_of`."""
+    """Absolute path of a folder, or URL: see `place_of`."""
     only_topics: tuple[str, ...] = ()
     cache_bytes: int = REMOTE_CACHE_BYTES
     cache_dir: str | None = None
 
 
 def open_store(place: Place) -> LogStore:
-    """The store, to read from. Raises `SegmentlogError` that tells where the folder is missing."""
+    """Open a store for reading. Raises `SegmentlogError` that names this host if the folder does not exist."""
     path = place.path
     if is_url(path):
         return segmentlog.open(
@@ -75,7 +75,7 @@ def open_store(place: Place) -> LogStore:
 
 
 def open_on_driver(path: str, only_topics: tuple[str, ...] = ()) -> LogStore:
-    """The store that a pipeline reads. Raises `StoreVersionError` where there is none, as `segmentlog.open` does."""
+    """Open the store that a pipeline reads. Raises `StoreVersionError` if there is none, like `segmentlog.open`."""
     place = place_of(path)
     if is_url(place):
         return open_store(Place(place, only_topics))
@@ -83,7 +83,7 @@ def open_on_driver(path: str, only_topics: tuple[str, ...] = ()) -> LogStore:
 
 
 def _folder_of_spark() -> str | None:
-    """An executor's own, which it removes in the end, though it kills its Python processes."""
+    """Return the executor's local folder. The executor kills its Python processes, but removes this folder."""
     folder = os.environ.get("SPARK_LOCAL_DIRS", "").partition(",")[0]
     return folder if os.path.isdir(folder) else None
 
@@ -91,26 +91,26 @@ def _folder_of_spark() -> str | None:
 # ---------------------------------------------------------------- in tasks
 
 _kept: Final[dict[tuple[int, Place], LogStore]] = {}
-"""Those at URLs that tasks of this process have opened, the one that was used last at the end.
+"""Open stores in object stores, in the order of their last use, the newest last.
 
-A Python process of an executor runs one task at a time, many after each other, and is killed in the end: what it leaves
-the next one sweeps.
+A Python process of an executor runs one task after another, until the executor kills it. The next process sweeps the
+files that it leaves.
 """
 
 
 @contextlib.contextmanager
 def opened_for_task(place: Place) -> Iterator[LogStore]:
-    """The store, as new as it is now; one at a URL is kept open for the tasks that follow in this process."""
+    """Provide the store, refreshed. A store in an object store stays open for later tasks of this process."""
     if not is_url(place.path):
         with open_store(place) as store:
             yield store
         return
-    key = (fork_safety.generation(), place)  # a forked child leaves its parent's to the parent
+    key = (fork_safety.generation(), place)  # a forked child must not use its parent's stores
     kept = _kept.pop(key, None)
     if kept is not None:
         try:
             kept.refresh_tick()
-        except SegmentlogError:  # another store lies there by now, perhaps
+        except SegmentlogError:  # perhaps another store was shipped there since
             kept.close()
             kept = None
     _kept[key] = kept or open_store(place)

@@ -1,4 +1,4 @@
-"""Reading topics as a stream: the driver says how far each micro-batch goes, tasks read it as any other range."""
+"""Read topics as a stream: the driver chooses the end of each micro-batch, and tasks read its offset ranges."""
 
 from __future__ import annotations
 
@@ -47,28 +47,29 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("segmentlog")
 
-_TELL_AGAIN_S: Final = 10.0
-# Another one is at work in the group, or the disk is full: an idle query asks 50 times a second.
+_COMMIT_RETRY_S: Final = 10.0
+# Pause after a failed commit to the group (another consumer is in it, or the disk is full). An idle query would retry
+# 50 times a second.
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The source of a streaming query. It lives in one process of the driver's, its `read` on executors."""
+    """The source of one streaming query. It runs in a Python process of the driver; `read` runs on executors."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema
         self._store: LogStore | None = None
-        self._looked = 0.0
-        """When it was asked last for what is new, if it lies in an object store."""
+        self._refreshed_at = 0.0
+        """Time of the last refresh, in seconds of the monotonic clock; for a store in an object store only."""
         self._writable: LogStore | None = None
-        """To tell a group of; made when it is first needed."""
-        self._told: Positions | None = None
-        self._told_until = 0.0
-        """What a group was told last, and when it is told the same again, as it could not be."""
+        """The store opened for committing offsets to the group; opened at the first commit."""
+        self._last_commit: Positions | None = None
+        self._retry_commit_at = 0.0
+        """The positions committed last to the group, and the time to retry them; infinite after a success."""
         self._last_progress: float | None = None
-        self._told_losses: set[str] = set()
+        self._reported_losses: set[str] = set()
         self._final: Positions | None = None
-        """With `Trigger.AvailableNow`: where the query ends."""
+        """With `Trigger.AvailableNow`: the end of the query."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_store": None, "_writable": None}
@@ -76,40 +77,44 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _open(self) -> LogStore:
         if self._store is None:
             self._store = open_store(self._options.place)
-            self._looked = time.monotonic()
+            self._refreshed_at = time.monotonic()
         return self._store
 
-    def _look_for_new(self, *, at_once: bool = False) -> LogStore:
-        """The store; one in an object store is asked for what is new, as often as shippers ship."""
+    def _refresh_store(self, *, at_once: bool = False) -> LogStore:
+        """Return the store; refresh it first if it is in an object store and older than the upload interval."""
         store = self._open()
-        if is_url(self._options.path) and (at_once or time.monotonic() - self._looked >= SHIP_INTERVAL_MS / 1000):
+        if is_url(self._options.path) and (at_once or time.monotonic() - self._refreshed_at >= SHIP_INTERVAL_MS / 1000):
             store.refresh_tick()
-            self._looked = time.monotonic()
+            self._refreshed_at = time.monotonic()
         return store
 
-    # ------------------------------------------------------------ how far
+    # ------------------------------------------------------------ micro-batches
 
     def initialOffset(self) -> Document:
-        """Where a query begins that has no checkpoint."""
+        """Return the start of a query without a checkpoint."""
         store = self._open()
         partitions = partitions_to_read(store, self._options)
         ids = topic_ids(store, partitions)
         return to_json(Positions(starting_offsets(store, partitions, self._options), ids))
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """None that Spark knows of: `latestOffset` does what the options say."""
+        """Return no limit to Spark: `latestOffset` applies the limits of the options itself."""
         return ReadAllAvailable()
 
     def latestOffset(self, start: Document, limit: ReadLimit) -> Document:
-        """Where the next micro-batch ends; ``start`` itself when there is to be none yet."""
+        """Return the end of the next micro-batch, or ``start`` to run none yet.
+
+        Raises `DataLoss` if records or topics are gone and failOnDataLoss is true.
+        """
         options = self._options
         latest = self._latest() if self._final is None else self._final
-        known = self._still_there(from_json(start), latest)
-        # Spark asks once the micro-batch that ended there is done, and calls `commit` when it has another one only.
-        self._tell_group(known)
+        known = self._valid_positions(from_json(start), latest)
+        # Spark calls this after the micro-batch that ended at `start` is done. It calls `commit` only when there is a
+        # next micro-batch, so the last one would never be committed to the group.
+        self._commit_to_group(known)
         starts, ends = known.offsets, latest.offsets
-        begins = self._begins(starts, latest)
-        if self._final is None and not self._is_worth_it(begins, latest):
+        begins = self._start_offsets(starts, latest)
+        if self._final is None and not self._is_batch_due(begins, latest):
             return start
         self._last_progress = time.monotonic()
         if options.max_offsets_per_trigger is not None:
@@ -120,22 +125,23 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ends = self._within_bytes(begins, ends, options.max_bytes_per_trigger)
         if ends is not latest.offsets:
             ends = self._past_lost_ranges(begins, ends, latest)
-        # What is gone for good (failOnDataLoss = false) is not forgotten: it would begin anew if it came back.
+        # Keep the positions of partitions that are gone (failOnDataLoss = false). Without them, a partition that
+        # comes back would be read from its start again.
         reached = {**starts, **{tp: max(ends[tp], starts.get(tp, 0)) for tp in ends}}
         return to_json(Positions(reached, {**known.topic_ids, **latest.topic_ids}))
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Go no further than to what is there now."""
-        self._look_for_new(at_once=True)
+        """Limit the query to the records that exist now."""
+        self._refresh_store(at_once=True)
         self._final = self._latest()
 
     def reportLatestOffset(self) -> Document:
-        """What is there, for the query's progress."""
+        """Return the current end offsets, for the query's progress."""
         return to_json(self._latest())
 
     def _latest(self) -> Positions:
-        """Where each partition ends now, those included that came since the query began."""
-        store, options = self._look_for_new(), self._options
+        """Return the end of each partition now, including partitions created since the query started."""
+        store, options = self._refresh_store(), self._options
         try:
             partitions = partitions_to_read(store, options)
         except UnknownTopic as error:
@@ -148,38 +154,40 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 if tp.topic not in ids:
                     ids[tp.topic] = store.topic(tp.topic).id
                 ends[tp] = end_of(store, tp, options, ids[tp.topic])
-            except UnknownTopic as error:  # since they were listed
-                self._tell_loss(str(error))
+            except UnknownTopic as error:  # deleted since they were listed
+                self._report_loss(str(error))
         return Positions(ends, ids)
 
-    def _still_there(self, starts: Positions, latest: Positions) -> Positions:
-        """Positions without those in topics that are gone: what has their names now is read from its first record on.
+    def _valid_positions(self, starts: Positions, latest: Positions) -> Positions:
+        """Return the positions that still hold for the current topics.
 
-        Raises `DataLoss` instead, unless that may be passed over.
+        A topic created again under the same name loses its positions: it is read from its first record. If a log
+        became shorter (it is an older copy), its position moves to the log end.
+        Raises `DataLoss` in both cases, and for a deleted topic, if failOnDataLoss is true.
         """
         offsets, ids = dict(starts.offsets), dict(starts.topic_ids)
         if gone := sorted(set(offsets) - set(latest.offsets)):
-            # Their positions are kept: a topic may come back, under its name or by its id.
-            self._tell_loss(f"{gone[0].topic}/{gone[0].partition}: it was deleted, or renamed, while the query read it")
+            # Keep their positions: a topic may be restored, or renamed back.
+            self._report_loss(f"{gone[0].topic}/{gone[0].partition}: it was deleted or renamed while the query read it")
         for topic, topic_id in starts.topic_ids.items():
             now = latest.topic_ids.get(topic, topic_id)
             if now != topic_id:
-                why = "it is another topic of the same name: that which the query read was deleted, or renamed"
-                self._tell_loss(f"{topic}: {why} (its id was {topic_id}, and is {now})")
+                why = "it is another topic of the same name: the topic that the query read was deleted or renamed"
+                self._report_loss(f"{topic}: {why} (its id was {topic_id}, and is now {now})")
                 ids[topic] = now
                 offsets = {tp: offset for tp, offset in offsets.items() if tp.topic != topic}
         for tp, start in list(offsets.items()):
-            # Not the end of this kind of reader, which offsets that the user gives may lie beyond.
+            # An explicit start may be after the end of readable records: only a start after the log end is data loss.
             if start <= latest.offsets.get(tp, start):
                 continue
             log_end = self._log_end(tp, latest.topic_ids[tp.topic])
             if log_end is not None and start > log_end:
                 is_known = tp.topic in starts.topic_ids
                 why = f"the query is at offset {start}, and the log ends at {log_end}"
-                it_is = "it is an older copy" if is_known else "it was made anew"
-                self._tell_loss(f"{tp.topic}/{tp.partition}: {why}: {it_is}, perhaps")
+                cause = "it is an older copy" if is_known else "it was created again"
+                self._report_loss(f"{tp.topic}/{tp.partition}: {why}: perhaps {cause}")
                 if is_known:
-                    offsets[tp] = log_end  # what it still has was read
+                    offsets[tp] = log_end  # the query has read all that the copy holds
                 else:
                     del offsets[tp]
         return Positions(offsets, ids)
@@ -188,18 +196,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         try:
             return self._open().open_partition(*tp, topic_id).log_end_offset
         except UnknownTopic as error:
-            self._tell_loss(str(error))
+            self._report_loss(str(error))
             return None
 
-    def _tell_loss(self, why: str) -> None:
+    def _report_loss(self, why: str) -> None:
         if self._options.fail_on_data_loss:
             raise DataLoss(why)
-        if why not in self._told_losses:  # Spark asks as long as there is nothing new
-            self._told_losses.add(why)
-            logger.warning("%s; reading goes on with what is there", why)
+        # An idle query checks again and again: log each loss once.
+        if why not in self._reported_losses:
+            self._reported_losses.add(why)
+            logger.warning("%s; the query continues with the remaining records", why)
 
-    def _begins(self, starts: Offsets, latest: Positions) -> Offsets:
-        """Where reading goes on; a partition that is new begins at its first record."""
+    def _start_offsets(self, starts: Offsets, latest: Positions) -> Offsets:
+        """Return the next offset of each partition; for a new partition, its log start offset."""
         begins = {}
         for tp in latest.offsets:
             known = starts.get(tp)
@@ -207,35 +216,38 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             try:
                 begins[tp] = self._open().open_partition(*tp, topic_id).log_start_offset if known is None else known
             except UnknownTopic as error:
-                self._tell_loss(str(error))
+                self._report_loss(str(error))
         return begins
 
     def _lost_ranges(self, tp: TopicPartition, latest: Positions) -> list[LostRange]:
-        """Of a partition that is gone: none."""
+        """Return the lost ranges of a partition; none if the partition is gone."""
         try:
             return self._open().open_partition(*tp, latest.topic_ids[tp.topic]).lost_ranges()
         except UnknownTopic as error:
-            self._tell_loss(str(error))
+            self._report_loss(str(error))
             return []
 
     def _backlogs(self, begins: Offsets, latest: Positions) -> Offsets:
-        """How many offsets of each partition are to be read, without those in lost ranges."""
+        """Return the number of unread offsets of each partition, without lost ranges."""
         ends = latest.offsets
         return {tp: count_offsets(self._lost_ranges(tp, latest), begin, ends[tp]) for tp, begin in begins.items()}
 
-    def _is_worth_it(self, begins: Offsets, latest: Positions) -> bool:
+    def _is_batch_due(self, begins: Offsets, latest: Positions) -> bool:
         least = self._options.min_offsets_per_trigger
         if least is None:
             return True
         now = time.monotonic()
-        if self._last_progress is None:  # the first one does not wait
+        if self._last_progress is None:  # the first micro-batch does not wait
             return True
         waited_ms = (now - self._last_progress) * 1000
         available = sum(self._backlogs(begins, latest).values())
         return available >= least or waited_ms >= self._options.max_trigger_delay_ms
 
     def _within_bytes(self, begins: Offsets, ends: Offsets, limit_bytes: int) -> Offsets:
-        """As far as so many stored bytes go: an equal share of them each, and at least one batch."""
+        """Move ends back so that a micro-batch reads at most about ``limit_bytes`` of stored bytes.
+
+        Each partition gets an equal share, and at least one batch.
+        """
         waiting = [tp for tp in begins if ends[tp] > begins[tp]]
         each = max(1, limit_bytes // max(1, len(waiting)))
         reached = dict(ends)
@@ -246,14 +258,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 on_skip = step_over(log) if self._options.skip_damaged else None
                 for batch in log.read(begin, max_bytes=each, isolation=self._options.isolation, on_skip=on_skip):
                     reached[tp] = min(ends[tp], batch.next_offset)
-            except (UnknownTopic, OffsetOutOfRange, LogTruncated) as error:  # gone since it was listed, or looked at
-                self._tell_loss(str(error))
+            except (UnknownTopic, OffsetOutOfRange, LogTruncated) as error:  # deleted since it was listed or opened
+                self._report_loss(str(error))
         return reached
 
     def _past_lost_ranges(self, begins: Offsets, ends: Offsets, latest: Positions) -> Offsets:
-        """Move ends that a limit put into a lost range, or where it begins, behind it: nothing is read from there.
+        """Move each end that a limit put inside, or at the start of, a lost range to the end of that range.
 
-        A position inside a lost range would be taken for one whose records were lost since.
+        The next micro-batch would report a position inside a lost range as new data loss.
         """
         reached = dict(ends)
         for tp, begin in begins.items():
@@ -264,7 +276,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # ------------------------------------------------------------ reading
 
     def partitions(self, start: Document, end: Document) -> list[InputPartition]:
-        """The tasks of a micro-batch."""
+        """Return the tasks of a micro-batch."""
         store, options = self._open(), self._options
         starts, ends = from_json(start), from_json(end)
         ranges = []
@@ -272,7 +284,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             topic_id, before = ends.topic_ids.get(tp.topic), starts.topic_ids.get(tp.topic)
             begin = starts.offsets.get(tp)
             if begin is not None and topic_id not in (None, before) and (before or begin > end_offset):
-                begin = None  # it is another topic, as `_still_there` found
+                begin = None  # another topic of the same name, as in `_valid_positions`
             try:
                 log = store.open_partition(*tp, topic_id)
                 epoch = log.epoch
@@ -280,42 +292,42 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 if begin < end_offset:
                     begin = readable_start(log, begin, fail_on_data_loss=options.fail_on_data_loss)
             except UnknownTopic as error:
-                self._tell_loss(str(error))
+                self._report_loss(str(error))
                 continue
             ranges.append(OffsetRange(*tp, begin, end_offset, topic_id, epoch))
         return plan(store, ranges, options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one task. On an executor."""
+        """Return the rows of one task. Runs on an executor."""
         return read_task(self._options, self._schema, partition)
 
     def commit(self, end: Document) -> None:
-        """Spark will not ask for anything before ``end`` again: tell the group, if there is one."""
-        self._tell_group(from_json(end))
+        """Commit ``end`` to the group, if the query has one. Spark never reads before ``end`` again."""
+        self._commit_to_group(from_json(end))
 
-    def _tell_group(self, done: Positions) -> None:
+    def _commit_to_group(self, done: Positions) -> None:
         group = self._options.group
-        if group is None or (done == self._told and time.monotonic() < self._told_until):
+        if group is None or (done == self._last_commit and time.monotonic() < self._retry_commit_at):
             return
-        self._told, self._told_until = done, math.inf
+        self._last_commit, self._retry_commit_at = done, math.inf
         try:
             if self._writable is None:
                 self._writable = segmentlog.open(self._options.path, create=False, background=False)
             there = {name for name in self._writable.topics() if self._has_id(name, done.topic_ids.get(name))}
             positions = {tp: offset for tp, offset in done.offsets.items() if tp.topic in there}
             self._writable.groups.reset(group, positions, sync=False)
-        except (SegmentlogError, OSError) as error:  # for people to see: the query itself goes by its checkpoint
-            self._told_until = time.monotonic() + _TELL_AGAIN_S
-            logger.warning("group %s: the positions of the query are not told: %s", group, error)
+        except (SegmentlogError, OSError) as error:  # for monitoring only: the query itself uses its checkpoint
+            self._retry_commit_at = time.monotonic() + _COMMIT_RETRY_S
+            logger.warning("group %s: the query could not commit its positions, and will retry: %s", group, error)
 
     def _has_id(self, name: str, topic_id: str | None) -> bool:
         return topic_id is None or self._open().topic(name).id == topic_id
 
     def stop(self) -> None:
-        """The query ends."""
+        """Close the stores at the end of the query."""
         for store in (self._store, self._writable):
             if store is not None:
                 store.close()
         self._store = self._writable = None
         if isinstance(sys.exception(), EOFError):
-            os._exit(0)  # Spark has hung up: its worker would go on to print where, for nobody
+            os._exit(0)  # Spark closed the connection: exit before its worker prints a traceback

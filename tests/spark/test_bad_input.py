@@ -44,9 +44,9 @@ READS: list[tuple[dict[str, Any], str]] = [
     ({"path": None}, "path = None is not valid: the folder of the store"),
     ({"path": "/nowhere/at/all"}, "/nowhere/at/all: there is no such folder on host"),
     ({"path": "/tmp"}, "/tmp: "),
-    ({"subscribe": None}, "exactly one of subscribe, subscribePattern and assign says what to read"),
+    ({"subscribe": None}, "set exactly one of subscribe, subscribePattern and assign"),
     ({"subscribe": "nosuch"}, "topic 'nosuch': it does not exist in "),
-    ({"startingOffset": "earliest"}, "there is no such option; startingOffsets was meant, perhaps"),
+    ({"startingOffset": "earliest"}, "there is no such option; did you mean startingOffsets?"),
     ({"startingOffsets": "{"}, "JSON that gives offsets"),
     ({"startingOffsets": '{"t": {"0": 0}}'}, "an entry for each partition that is read; t/1 is missing"),
     ({"startingOffsets": '{"t": {"0": 0, "1": 99}}'}, "t/1: offset 99 is outside the log"),
@@ -54,10 +54,10 @@ READS: list[tuple[dict[str, Any], str]] = [
     ({"startingTimestamp": "99999999999999"}, "t/0 has no record at or after that time"),
     ({"subscribe": None, "assign": '{"t": [7]}'}, "topic 't': it has no partition 7, only 0 to 1"),
     ({"maxOffsetsPerTrigger": "5"}, "an option of spark.readStream; leave it out of a batch read"),
-    ({"schema": "value int"}, "the schema asks for column 'value' as int; it is binary or string"),
-    ({"schema": "value string"}, "the value at t/0 offset 1 is no UTF-8 text; read it as binary"),
+    ({"schema": "value int"}, "the schema asks for column 'value' as int; it must be binary or string"),
+    ({"schema": "value string"}, "the value at t/0 offset 1 is not UTF-8 text; read it as binary"),
     ({"schema": "value binary, value binary"}, "the schema asks for column 'value' 2 times"),
-    ({"kafka.bootstrap.servers": "b:9092"}, "there is no broker; with the option compatible = true"),
+    ({"kafka.bootstrap.servers": "b:9092"}, "segmentlog has no broker; set the option compatible = true"),
     ({"invalidText": "drop"}, "one of error, null, replace"),
     (
         {"startingOffsets": '{"t": {"0": 2, "1": 3}}', "endingOffsets": '{"t": {"0": 1, "1": 3}}'},
@@ -91,7 +91,7 @@ def test_reading(spark: SparkSession, path: str, options: dict[str, Any], senten
         ({"endingOffsets": "latest"}, "an option of spark.read; leave it out of a streaming read"),
         ({"subscribe": "nosuch"}, "topic 'nosuch': it does not exist in "),
         ({"startingOffsets": '{"t": {"0": 0, "1": 1}}'}, "t/1: offset 1 is outside the log"),
-        ({"schema": "value string"}, "the value at t/0 offset 1 is no UTF-8 text; read it as binary"),
+        ({"schema": "value string"}, "the value at t/0 offset 1 is not UTF-8 text; read it as binary"),
     ],
 )
 def test_streaming(spark: SparkSession, path: str, tmp_path: Path, options: dict[str, Any], sentence: str) -> None:
@@ -110,23 +110,23 @@ def test_streaming(spark: SparkSession, path: str, tmp_path: Path, options: dict
 
 
 ROWS: list[tuple[str, dict[str, Any], str]] = [
-    ("'x' AS value", {"topic": None}, "no topic is named: .option('topic', ...), or a column 'topic'"),
+    ("'x' AS value", {"topic": None}, "the write names no topic: set .option('topic', ...), or add a column 'topic'"),
     ("'x' AS value", {"topic": "nosuch"}, "topic 'nosuch': it does not exist"),
     ("'x' AS value", {"path": "/nowhere/at/all"}, "/nowhere/at/all: there is no such folder on host"),
     ("'x' AS value", {"mode": "overwrite"}, "mode = 'overwrite' is not valid: append"),
-    ("'x' AS value", {"topics": "t"}, "there is no such option; topic was meant, perhaps"),
-    ("1 AS value", {}, "the data has column 'value' as int; it is binary or string"),
-    ("'x' AS value, 1 AS id", {}, "there is no place in a record for column 'id'"),
-    ("'x' AS value, map('a', 'b') AS headers", {}, "the data has column 'headers' as map<string,string>; it is array"),
+    ("'x' AS value", {"topics": "t"}, "there is no such option; did you mean topic?"),
+    ("1 AS value", {}, "the data has column 'value' as int; it must be binary or string"),
+    ("'x' AS value, 1 AS id", {}, "a record cannot hold the column 'id'"),
+    ("'x' AS value, map('a', 'b') AS headers", {}, "the data has column 'headers' as map<string,string>; it must be"),
     ("cast(null AS string) AS value", {}, "value[0] is null; expected a value: topic 't' is not compacted"),
     ("concat(uuid(), repeat('x', 2000)) AS value", {}, "over max.message.bytes = 1000"),
     ("'x' AS value, 9 AS partition", {}, "topic 't': it has no partition 9, only 0 to 1"),
     ("'x' AS value, array(named_struct('key', string(null), 'value', binary('x'))) AS headers", {}, "headers[0]"),
     (
         "'x' AS value, array(null, named_struct('key', 'k', 'value', binary('x'))) AS headers", {},
-        "headers[0] is null at position 0; expected headers of a key and a value each",
+        "headers[0] is null at position 0; expected headers that each have a key and a value",
     ),
-    ("'x' AS value, 'y' AS value", {}, "the data has column 'value' 2 times; once is enough"),
+    ("'x' AS value, 'y' AS value", {}, "the data has column 'value' 2 times; name it once"),
 ]  # fmt: skip
 
 

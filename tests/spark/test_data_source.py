@@ -310,7 +310,7 @@ def test_damage_is_stepped_over(
     options = {"path": path, "subscribe": "holes", "skipDamaged": "true"}
     reader = BatchReader(read_options(options, streaming=False), source_schema(include_headers=False))
     assert sum(batch.num_rows for task in reader.partitions() for batch in reader.read(task)) == 400
-    assert "holes/0: stepped over offsets 100 to 149" in caplog.text
+    assert "holes/0: skipped offsets 100 to 149" in caplog.text
 
 
 def test_text_that_is_none(store: segmentlog.LogStore, load: Load) -> None:

@@ -299,7 +299,7 @@ def test_bad_input(spark: SparkSession, shipped: Shipped, tmp_path: Path) -> Non
     for size in ("0", "-1", "lots"):
         with pytest.raises(InvalidConfig, match="cacheBytes"):
             read_options({"path": shipped.url, "subscribe": "t", "cacheBytes": size}, streaming=False)
-    with pytest.raises(SparkFailed, match=r"topic 'nothing': it does not lie in file://"), explained():
+    with pytest.raises(SparkFailed, match=r"topic 'nothing': it does not exist in file://"), explained():
         spark.read.format("segmentlog").options(path=shipped.url, subscribe="nothing").load().count()
     with pytest.raises(SparkFailed, match="no such folder on host"), explained():
         read(spark, f"file://{tmp_path}/bucket").count()  # which may be either

@@ -122,7 +122,7 @@ def test_views_of_the_session(spark: SparkSession, store: str) -> None:
     ("text", "kind", "part"),
     [
         ("selec 1", SparkFailed, "Syntax error at or near 'selec'"),
-        ("select * from nope", UnknownTopic, "there is bytes, carrier-names.v1, empty, flights"),
+        ("select * from nope", UnknownTopic, "existing topics: bytes, carrier-names.v1, empty, flights"),
         ("select nope from flights", SparkFailed, "Did you mean one of the following? [`"),
         ("select count(*) from flights where delai > 1", SparkFailed, "`delay`"),
         ("select * from carrier-names.v1", SparkFailed, "back quoted"),
@@ -142,7 +142,7 @@ def test_names_with_a_dot(spark: SparkSession, tmp_path: Path) -> None:
     """Spark takes a dot for a database: that the topic wants backticks is said."""
     with segmentlog.open(tmp_path / "store", background=False) as opened:
         opened.create_topic("a.b")
-    with pytest.raises(SparkFailed, match=r"stands in backticks: `a\.b`"):
+    with pytest.raises(SparkFailed, match=r"needs backticks: `a\.b`"):
         query(spark, str(tmp_path / "store"), "select * from a.b")
     with pytest.raises(UnknownTopic):
         query(spark, str(tmp_path / "store"), "select 1", schemas={"nope": "a int"})

@@ -144,7 +144,7 @@ def test_text_for_csv(spark: SparkSession, store: str, tmp_path: Path) -> None:
     assert {line["topic"] for line in lines} == {"t"}
     with segmentlog.open(store, background=False) as opened, opened.producer() as producer:
         producer.send("t", b"\xff", partition=0)
-    with pytest.raises(SparkFailed, match=r"^the value at t/0 offset \d+ is no UTF-8 text"):
+    with pytest.raises(SparkFailed, match=r"^the value at t/0 offset \d+ is not UTF-8 text"):
         export_records(spark, store, "t", Place("csv", str(tmp_path / "more")), RowShape(text=True))
     with pytest.raises(InvalidConfig, match="--text or --json-values"):
         export_records(spark, store, "t", Place("csv", str(tmp_path / "more")))

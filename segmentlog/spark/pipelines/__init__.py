@@ -1,1 +1,1 @@
-"""Jobs that run on Spark over a whole topic."""
+"""Spark jobs over whole topics: aggregate, archive, restore, export, import, query, table and verify."""

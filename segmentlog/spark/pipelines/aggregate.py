@@ -1,10 +1,10 @@
-"""What the values of a topic come to in windows of event time, in one job or as they arrive.
+"""Aggregate the values of a topic in windows of event time, in one job or continuously.
 
-A window becomes a record of the topic that takes them:
+Each window becomes a record of the target topic:
 
-    key        its keys and where it begins, as JSON: a compacted topic keeps the last state of each window
-    value      the same with where it ends, and the aggregates
-    timestamp  where it begins: windows of hours can be put together to windows of days by it
+    key        the window's keys and start, as JSON: a compacted topic keeps the last state of each window
+    value      the same with the window's end and the aggregates
+    timestamp  the window's start, so that windows of hours can be aggregated to windows of days
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 _JSON: Final = {**JSON_OPTIONS, "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSXXX"}
-# Windows begin and end at milliseconds.
+# The starts and ends of windows are whole milliseconds.
 _START: Final = "window_start"
 _END: Final = "window_end"
 _TIME: Final = "_time"
@@ -64,19 +64,19 @@ _AGGREGATE: Final = re.compile(r"\s*([\w.]+)\s*(?:\((.*)\))?\s*(?:\s+as\s+(\w+)\
 
 
 class InvalidAggregation(SegmentlogError, ValueError):
-    """Windows that cannot be made that way."""
+    """The aggregates or windows are not valid."""
 
 
 class Aggregate(msgspec.Struct, frozen=True):
-    """A figure of each window."""
+    """One aggregate of each window."""
 
     function: str
     of: str
-    """A column, or an expression of SQL; ``*`` for count."""
+    """A column or an SQL expression; ``*`` for count."""
     name: str
 
     def over(self) -> Column:
-        """As Spark has it."""
+        """Return the aggregate as a column of Spark."""
         percentile = _PERCENTILE.fullmatch(self.function)
         if percentile is not None:
             return F.percentile_approx(F.expr(self.of), float(percentile[1]) / 100).alias(self.name)
@@ -85,27 +85,27 @@ class Aggregate(msgspec.Struct, frozen=True):
 
 
 class Windows(msgspec.Struct, frozen=True):
-    """Which windows, of what."""
+    """Definition of the windows and their aggregates."""
 
     aggregates: tuple[Aggregate, ...]
     length: str
-    """Such as ``1h``, ``10m`` or Spark's ``1 hour``."""
+    """Length of a window, such as ``1h``, ``10m`` or Spark's ``1 hour``."""
     slide: str | None = None
-    """How often one begins; None: when the last one ends."""
+    """Time between the starts of two windows; None: the length of a window."""
     keys: tuple[str, ...] = ()
     time: str | None = None
-    """The column that says when it was; None: the record's timestamp. Rows without a time are left out."""
+    """Column of the event time; None: the record's timestamp. Rows without a time are left out."""
     where: str | None = None
-    """Which rows count, in SQL."""
+    """SQL condition for the rows to aggregate."""
     watermark: str = "10m"
-    """How late a record may be to be counted, in a query that goes on."""
+    """How late a record may arrive to be counted, in an incremental query."""
 
 
 def parse_aggregate(text: str) -> Aggregate:
-    """``count``, ``avg(dep_delay)``, ``p99(dep_delay) AS slow``. Raises `InvalidAggregation`."""
+    """Parse ``count``, ``avg(dep_delay)`` or ``p99(dep_delay) AS slow``. Raises `InvalidAggregation`."""
     found = _AGGREGATE.fullmatch(text)
     if found is None:
-        raise InvalidAggregation(f"{text!r} is no aggregate; write FUNCTION(COLUMN) or FUNCTION(COLUMN) AS NAME")
+        raise InvalidAggregation(f"{text!r} is not an aggregate; write FUNCTION(COLUMN) or FUNCTION(COLUMN) AS NAME")
     function, of = found[1].lower(), (found[2] or "").strip()
     if function not in _FUNCTIONS and not _PERCENTILE.fullmatch(function):
         there = ", ".join(_FUNCTIONS)
@@ -115,7 +115,7 @@ def parse_aggregate(text: str) -> Aggregate:
     if function == "count":
         of = of or "*"
     elif not of or of == "*":
-        raise InvalidAggregation(f"{text!r}: of which column? write {function}(COLUMN)")
+        raise InvalidAggregation(f"{text!r} names no column; write {function}(COLUMN)")
     name = re.sub(r"[\W_]+", "_", function if of == "*" else f"{function}_{of}").strip("_")
     return Aggregate(function, of, found[3] or name)
 
@@ -134,18 +134,20 @@ def aggregate(
     start: str = "earliest",
     strict: bool = False,
 ) -> DataFrame:
-    """The windows over what is there, a row each: keys, window_start, window_end and the aggregates, in order.
+    """Return one row for each window of the existing records, in order of time.
+
+    Its columns are the keys, window_start, window_end and the aggregates.
 
     Args:
-        schema: the fields of the values as DDL; None: those that the first and last records have.
+        schema: the fields of the values as DDL; None: the fields of the first and last records.
         start: "earliest", "latest" or JSON as in ``startingOffsets``.
-        strict: fail at a value that is no JSON object, instead of a row of nulls.
+        strict: fail at a value that is not a JSON object, instead of a row of nulls.
 
     Raises:
-        UnknownTopic: there is no such topic.
-        NotJson: none of the records that were looked at is a JSON object.
-        InvalidAggregation: the windows are nonsense.
-        SparkFailed: a column is not there, or an expression is none.
+        UnknownTopic: the topic does not exist.
+        NotJson: no value in the sample is a JSON object.
+        InvalidAggregation: the windows or aggregates are not valid.
+        SparkFailed: a column does not exist, or an expression is not valid.
     """
     found = _rows(_source(spark, path, topic, windows, schema, start, strict, streaming=False), windows)
     return found.orderBy(_START, *(quoted(name) for name in windows.keys))
@@ -166,19 +168,19 @@ def aggregate_to(
     mode: Literal["append", "update"] = "append",
     incremental: Incremental | None = None,
 ) -> QueryReport:
-    """Write the windows to a topic, a record each; see the top of this module.
+    """Write each window as a record to a topic; see the top of this module.
 
-    One job over what is there, whose windows become visible at once. With ``incremental`` a query that goes on from
-    its checkpoint: with mode "append" a window is written once, when the watermark has passed its end; with "update"
-    whenever it has changed. Name the ``schema`` of a query that is to run for long: fields that come and go
-    with the sample change its state, which Spark refuses.
+    By default one job aggregates the existing records, and all of its windows become visible at once. With
+    ``incremental`` a query continues from its checkpoint. In mode "append" it writes a window once, when the watermark
+    has passed the window's end; in mode "update" it writes a window whenever it has changed. Set ``schema`` for a query
+    that runs repeatedly: a sample may find other fields the next time, and Spark refuses to continue with them.
 
     Raises:
         UnknownTopic, NotJson, InvalidAggregation, SparkFailed: as `aggregate`.
     """
     ensure_topic(path, topic)
     if to == topic:
-        raise InvalidAggregation(f"the windows of {topic!r} cannot go to {topic!r} itself; name another topic")
+        raise InvalidAggregation(f"the windows of {topic!r} cannot be written to {topic!r} itself; name another topic")
     rows = _source(spark, path, topic, windows, schema, start, strict, streaming=incremental is not None)
     if incremental is None:
         read = Observation()
@@ -202,18 +204,18 @@ def _source(
     *,
     streaming: bool,
 ) -> DataFrame:
-    """The rows that count, with their time."""
+    """Return the rows to aggregate, with their time."""
     if not windows.aggregates:
-        raise InvalidAggregation("no aggregate is named, such as count or avg(COLUMN)")
+        raise InvalidAggregation("there is no aggregate; name at least one, such as count or avg(COLUMN)")
     names = [_START, _END, *windows.keys, *(figure.name for figure in windows.aggregates)]
     if twice := {name for name in names if names.count(name) > 1}:
         raise InvalidAggregation(f"two columns of the result are called {min(twice)!r}; name one with AS")
     ensure_topic(path, topic)
     schema = require_schema(spark, path, topic, ddl)
-    # Told by all columns there are: what is wrong with an expression, before anything is read.
+    # Check the expressions against all columns first, so that an error is raised before any record is read.
     _rows(_timed(json_columns(_no_records(spark), schema, METADATA), windows, strict), windows)
     texts = [*windows.keys, *(figure.of for figure in windows.aggregates), windows.where or "", windows.time or ""]
-    schema = schema if strict else narrowed(schema, *texts)  # a strict reading is one of whole values
+    schema = schema if strict else narrowed(schema, *texts)  # a strict read must check whole values
     metadata = [name for name in METADATA if name == "_timestamp" or mentions(name, *texts)]
     columns = [METADATA[name] for name in metadata] + (["value"] if schema.fields else [])
     records = read_topic(spark, path, topic, columns, start=start, streaming=streaming)
@@ -225,7 +227,7 @@ def _no_records(spark: SparkSession) -> DataFrame:
 
 
 def _timed(rows: DataFrame, windows: Windows, strict: bool) -> DataFrame:
-    """The rows that count, with their time."""
+    """Return the rows that match ``windows.where``, with their time."""
     if windows.where is not None:
         rows = rows.where(F.expr(windows.where))
     rows = rows.withColumn(_TIME, as_timestamp(rows, windows.time or "_timestamp", strict=strict))

@@ -1,9 +1,9 @@
-"""Sealed history to Parquet, a run at a time, and out of the log once it is verified.
+"""Archive sealed records to Parquet in verified runs, and then trim them from the log.
 
-What is below the active segment, decided (no open transaction) and on disk goes to the archive; what an earlier run
-has archived does not go again. Spark writes the records aside, reads the files again through the code that restores
-them (see `archived_rows`), reads the log again, and compares count and checksum of each partition; only then are the
-files moved into the archive (see `archive_folder`), and only behind that is the log trimmed.
+A run archives the new records below the active segment that are durable and outside open transactions.
+Spark writes them to a folder of the run. It reads the files again through the code that restores them (see
+`archived_rows`), reads the log again, and compares count and checksum of each partition. Only after that are the files
+moved into the archive (see `archive_folder`), and only then is the log trimmed.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ if TYPE_CHECKING:
     from segmentlog.store import LogStore
 
 _ANEW: Final = "archive it into another folder"
-_WITH_GAP: Final = "to go on behind them, with a note of the gap in the archive: --allow-gaps (allow_gaps=True)"
+_WITH_GAP: Final = "to continue after them, and record the gap in the archive: --allow-gaps (allow_gaps=True)"
 
 
 class VerificationFailed(SegmentlogError):
-    """What was written is not what is in the log. Nothing of the run is left."""
+    """The written files differ from the log. The files of the run were deleted."""
 
     def __init__(self, log: str, written: Digest, found: Digest) -> None:
         super().__init__(log, written, found)
@@ -63,29 +63,29 @@ class VerificationFailed(SegmentlogError):
         return (
             f"{self.log}: {self.written.records} records were written (checksum {self.written.checksum}), and"
             f" {self.found.records} are in the log (checksum {self.found.checksum}); nothing was archived or trimmed;"
-            " if the topic was compacted meanwhile, do it again"
+            " if the topic was compacted meanwhile, run the command again"
         )
 
 
 class ArchiveReport(msgspec.Struct, frozen=True):
-    """What a run did."""
+    """Result of one archive run."""
 
     topic: str
     folder: str
     run: str | None
-    """None when there was nothing to archive."""
+    """None if there was nothing to archive."""
     records: int
     files: int
     size_bytes: int
-    """Of its Parquet files."""
+    """Size of the run's Parquet files."""
     ranges: dict[int, tuple[int, int]]
-    """Offsets ``[start, end)`` that it archived, by partition."""
+    """Archived offsets ``[start, end)``, by partition."""
     gaps: dict[int, tuple[int, int]]
-    """Offsets that were gone before they could be archived."""
+    """Offsets ``[start, end)`` that were deleted before they could be archived, by partition."""
     trimmed: dict[int, tuple[int, int]]
-    """Log start before and after, where it has changed."""
+    """Log start offset before and after, for partitions where it has changed."""
     finished: str | None
-    """An earlier run that was cut off, and was finished first."""
+    """An interrupted earlier run that this run finished first."""
     seconds: float
 
 
@@ -102,29 +102,30 @@ def archive(
     allow_gaps: bool = False,
     on_step: OnStep = lambda step: None,
 ) -> ArchiveReport:
-    """Bring the archive in ``folder`` up to date with the sealed history of a topic; make it if it is not there.
+    """Add the sealed records of a topic to the archive in ``folder``, which is created if needed.
 
     Args:
-        path: the folder of the store; without ``trim`` also the URL of the object store that it was shipped to.
-        trim: then delete from the log what is in the archive.
-        upto: archive, and trim, no more than what is below this offset.
-        upto_ms: or below the first record that has this timestamp, or a later one.
-        allow_gaps: go on where records went before they were archived.
+        path: the folder of the store; without ``trim`` also the URL of an object store that it was shipped to.
+        trim: after archiving, delete the archived records from the log.
+        upto: archive and trim only records before this offset.
+        upto_ms: archive and trim only records before the first with this timestamp or a later one, in ms since 1970.
+        allow_gaps: continue after records that were deleted before they were archived.
+        on_step: called with the name of each step before it.
 
     Raises:
-        VerificationFailed: what was written is not what the log holds.
+        VerificationFailed: the written files differ from the log.
         ArchiveDamaged: with ``trim``: files of the archive were changed, or are missing. Nothing was trimmed.
-        AnotherHistory: the archive is of another topic or store, or the topic was made anew.
-        RecordsGone: retention was faster, and ``allow_gaps`` was not given.
-        ReadOnlyStore: with ``trim``, of a store that cannot be written to.
-        SegmentlogError: the folder is no archive; another archiver is at work there; Spark failed.
+        AnotherHistory: the archive is of another topic or store, or the topic was created again.
+        RecordsGone: retention deleted records before they were archived, and ``allow_gaps`` is false.
+        ReadOnlyStore: with ``trim``, if the store is read-only.
+        SegmentlogError: the folder is not an archive; another archiver is running; Spark failed.
     """
     started = time.perf_counter()
     archived = ArchiveFolder(folder)
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(open_to_settle(path))
         if trim:
-            store.check_writable("delete what is archived")
+            store.check_writable("delete the archived records")
         partitions = store.topic(topic).partitions()
         stack.enter_context(archived.writing())
         manifest = archived.read() or Manifest(FORMAT, topic, store.store_id, len(partitions))
@@ -166,7 +167,7 @@ def _check_identity(manifest: Manifest, archived: ArchiveFolder, store: LogStore
 
 
 def _sealed_end(log: Partition, upto: int | None, upto_ms: int | None, *, read_only: bool) -> int:
-    """The end of what is sealed, decided and on disk; and of what was asked for."""
+    """Return the end of the sealed, durable records outside open transactions, limited by the options."""
     end = max((segment.base_offset for segment in log.segments() if segment.active), default=log.log_start_offset)
     if upto is not None:
         end = min(end, upto)
@@ -179,10 +180,10 @@ def _sealed_end(log: Partition, upto: int | None, upto_ms: int | None, *, read_o
 def _todo(
     manifest: Manifest, partitions: Sequence[Partition], ends: dict[int, int], allow_gaps: bool
 ) -> tuple[dict[int, tuple[int, int]], dict[int, tuple[int, int]]]:
-    """(ranges to archive, gaps before them) by partition. Raises `AnotherHistory`, `RecordsGone`."""
+    """Return (ranges to archive, gaps before them) by partition. Raises `AnotherHistory`, `RecordsGone`."""
     known = manifest.archived()
     if missing := sorted(set(known) - {log.number for log in partitions}):
-        why = f"it has no partition {missing[0]} any more, and the archive has records of it"
+        why = f"it no longer has partition {missing[0]}, and the archive has records of it"
         raise AnotherHistory(manifest.topic, why, _ANEW)
     ranges, gaps = {}, {}
     for log in partitions:
@@ -217,7 +218,7 @@ def _write(
     gaps: dict[int, tuple[int, int]],
     on_step: OnStep,
 ) -> Intent:
-    """Write the records aside and verify them: what is to be moved then. Raises `VerificationFailed`."""
+    """Write the records to the run's folder, verify them, and return the intent. Raises `VerificationFailed`."""
     folder = archived.run_folder(run)
     on_step("writing")
     rows = read_ranges(spark, store.url or store.path, topic, ranges, *READ, milliseconds=True)
@@ -254,7 +255,7 @@ def _write(
 
 @contextlib.contextmanager
 def microseconds(spark: SparkSession) -> Iterator[None]:
-    """Within: timestamps go to Parquet as others read them, and not as INT96, which is Spark's default."""
+    """Write timestamps inside the block as Parquet's TIMESTAMP, not as INT96, Spark's default."""
     key = "spark.sql.parquet.outputTimestampType"
     before = spark.conf.get(key)
     spark.conf.set(key, "TIMESTAMP_MICROS")
@@ -275,7 +276,7 @@ def _trim(
     ends: dict[int, int],
     on_step: OnStep,
 ) -> dict[int, tuple[int, int]]:
-    """Delete from the log what is archived, once the files that hold it were read again. Raises `ArchiveDamaged`."""
+    """Trim archived records from the log after checking the files that hold them. Raises `ArchiveDamaged`."""
     known = manifest.archived()
     todo = {
         log: (log.log_start_offset, before)

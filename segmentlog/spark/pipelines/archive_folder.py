@@ -1,16 +1,16 @@
-"""The folder of an archive: Parquet for everybody, and beside it what was archived, when, and its checksums.
+"""Read and write the folder of an archive: Parquet files, and a manifest with their ranges and checksums.
 
     DIR/date=2026-07-31/part-000001-3f9c21aa-00000.parquet     records of that day (UTC), of one run
-    DIR/_segmentlog/manifest.json                              what is in the archive, see `Manifest`
-    DIR/_segmentlog/run-<id>/...                               what a run has written and not moved yet
-    DIR/_segmentlog/lock                                       held by the archiver at work
+    DIR/_segmentlog/manifest.json                              contents of the archive, see `Manifest`
+    DIR/_segmentlog/run-<id>/...                               files of a run that are not moved yet
+    DIR/_segmentlog/lock                                       held by the running archiver
 
-A run comes into the archive in three durable steps: its intent is noted in the manifest (which files go where), the
-files are renamed, the manifest is finished. Who finds an intent finishes it; files without an intent are an orphan's.
-Spark and pyarrow pass over names that begin with ``_``.
+A run enters the archive in three durable steps: its intent (the target of each file) is written to the manifest, the
+files are renamed, and the manifest is finished. The next archiver finishes an intent that it finds, and deletes files
+without an intent. Spark and pyarrow ignore names that begin with ``_``.
 
-An archive may come from anywhere. Its manifest is checked before anything of it is used: no name in it leads out of
-the folder, or to what is ours in there; no link is followed; what is opened is a regular file.
+An archive may come from an untrusted source. Its manifest is checked before use: no name in it may lead out of the
+folder or into ``_segmentlog``. No link is followed, and only regular files are opened.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ _RUN_ID: Final = re.compile(r"[A-Za-z0-9-]{1,64}")
 _CHECKSUM: Final = re.compile(r"[0-9a-f]{32}")
 _MANIFEST_MAX_BYTES: Final = 1 << 30
 _OFFSET_MAX: Final = 1 << 53
-# No log gets there: a million crashes that each cost the largest gap.
+# No log reaches this offset, even after a million crashes with the largest possible gap each.
 
 OnStep = Callable[[str], None]
-"""Told before each step what it is: for a person to see, and for tests to fail at."""
+"""Called with the name of each step before it: for display, and for tests that fail at a step."""
 
 
 class ArchiveDamaged(SegmentlogError):
-    """Files of an archive are not as they were when they were verified."""
+    """Files of an archive have changed since they were verified, or are missing."""
 
     def __init__(self, path: str, why: str) -> None:
         super().__init__(path, why)
@@ -66,7 +66,7 @@ class ArchiveDamaged(SegmentlogError):
 
 
 class ArchivedFile(msgspec.Struct, frozen=True):
-    """A Parquet file: where it is below the archive's folder, its size, and XXH3-128 of its bytes."""
+    """A Parquet file: its path relative to the archive's folder, its size, and XXH3-128 of its bytes."""
 
     path: str
     size_bytes: int
@@ -83,14 +83,14 @@ class ArchivedRange(msgspec.Struct, frozen=True):
 
 
 class ArchivedRun(msgspec.Struct, frozen=True):
-    """What one run has added."""
+    """The ranges and files that one run added."""
 
     id: str
     at_ms: int
     ranges: list[ArchivedRange]
     files: list[ArchivedFile]
     largest_batch_bytes: int | None = None
-    """The least ``max.message.bytes`` with which a topic takes its records; None in archives of older versions."""
+    """Smallest ``max.message.bytes`` of a topic that accepts the records; None in archives of older versions."""
 
     @property
     def records(self) -> int:
@@ -102,7 +102,7 @@ class ArchivedRun(msgspec.Struct, frozen=True):
 
 
 class ArchivedPartition(msgspec.Struct, frozen=True):
-    """All that is archived of a partition: ``[start, end)`` but for the gaps, and its last record."""
+    """All archived offsets of a partition: ``[start, end)`` without the gaps; ``mark`` is the last record."""
 
     partition: int
     start: int
@@ -112,7 +112,7 @@ class ArchivedPartition(msgspec.Struct, frozen=True):
 
 
 class Intent(msgspec.Struct, frozen=True):
-    """A run that is verified and about to be moved: each file of it lies in ``run-<id>/`` under ``sources``."""
+    """A verified run whose files are being moved. ``sources`` are their paths in ``run-<id>/``."""
 
     run: ArchivedRun
     sources: list[str]
@@ -120,7 +120,7 @@ class Intent(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What an archive holds: one topic of one store."""
+    """Contents of an archive: records of one topic of one store."""
 
     format: int
     topic: str
@@ -131,25 +131,25 @@ class Manifest(msgspec.Struct, frozen=True):
     intent: Intent | None = None
 
     def archived(self) -> dict[int, ArchivedPartition]:
-        """By partition."""
+        """Return the archived offsets by partition."""
         return {entry.partition: entry for entry in self.partitions}
 
     def digest(self, partition: int) -> Digest:
-        """Of all records of the partition."""
+        """Return the digest of all records of a partition."""
         return joined(span.digest for run in self.runs for span in run.ranges if span.partition == partition)
 
 
 class ArchiveFolder:
-    """The folder, for one who reads it or holds its lock."""
+    """The folder of one archive. Writing needs the lock of `writing`."""
 
     def __init__(self, folder: str, fs: FileSystem | None = None) -> None:
-        self.path = mounted_folder(folder, "files are moved there and fsynced")
+        self.path = mounted_folder(folder, "segmentlog moves and fsyncs files in it")
         self._own = f"{self.path}/{_OWN}"
         self._fs = fs or FileSystem()
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Make the folder, and keep other archivers out of it. Raises `SegmentlogError`."""
+        """Create the folder and hold its lock. Raises `SegmentlogError` if another archiver holds the lock."""
         if os.path.isdir(self.path) and not os.path.isdir(self._own) and os.listdir(self.path):
             raise SegmentlogError(f"{self.path}: the folder is not empty and holds no archive; choose another one")
         check_folder(self._own)
@@ -157,12 +157,13 @@ class ArchiveFolder:
         sync_folders(self._fs, (self.path, os.path.dirname(self.path)))
         with locked(f"{self._own}/lock", "another archiver"):
             for name in os.listdir(self._own):
-                if name.endswith(TEMPORARY_SUFFIX):  # of a writer that was killed; or another name of who knows what
+                # Left by a killed writer, or planted in an untrusted archive.
+                if name.endswith(TEMPORARY_SUFFIX):
                     os.unlink(f"{self._own}/{name}")
             yield
 
     def read(self) -> Manifest | None:
-        """The manifest; None before the first run. Raises `SegmentlogError` for one that cannot be read."""
+        """Return the manifest; None before the first run. Raises `SegmentlogError` if it cannot be read."""
         path = f"{self._own}/{_MANIFEST}"
         try:
             check_folder(self._own)
@@ -172,36 +173,36 @@ class ArchiveFolder:
         except UntrustedPath as error:
             raise ArchiveDamaged(error.path, error.why) from None
         except NotADirectoryError:
-            raise SegmentlogError(f"{self.path}: it is not a folder; an archive is one") from None
+            raise SegmentlogError(f"{self.path}: it is not a folder, and an archive must be a folder") from None
         except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
-            raise ArchiveDamaged(path, f"it is no manifest ({error}); bring it back from a backup") from None
+            raise ArchiveDamaged(path, f"it is not a manifest ({error}); restore it from a backup") from None
         if manifest.format != FORMAT:
             raise SegmentlogError(f"{path}: format {manifest.format}, and this version of segmentlog reads {FORMAT}")
         if flaw := flaw_of(manifest):
-            advice = "it was not written by segmentlog, or was changed since; nothing of it was used: bring it back"
-            raise ArchiveDamaged(path, f"{flaw}; {advice} from a backup")
+            why = "segmentlog did not write it, or it was changed since; the archive was not used"
+            raise ArchiveDamaged(path, f"{flaw}; {why}; restore it from a backup")
         return manifest
 
     def existing(self) -> Manifest:
-        """The manifest. Raises `SegmentlogError` where there is no archive."""
+        """Return the manifest. Raises `SegmentlogError` if the folder has none."""
         manifest = self.read()
         if manifest is None:
-            raise SegmentlogError(f"{self.path}: there is no archive here (no {_OWN}/{_MANIFEST})")
+            raise SegmentlogError(f"{self.path}: the folder contains no archive (no {_OWN}/{_MANIFEST})")
         return manifest
 
     def write(self, manifest: Manifest) -> None:
-        """Put a manifest in the place of the old one, durably."""
+        """Replace the manifest durably."""
         text = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
         replace_file(self._fs, f"{self._own}/{_MANIFEST}", text)
 
     # ------------------------------------------------------------ a run
 
     def run_folder(self, run: str) -> str:
-        """Where a run's files lie until they are moved."""
+        """Return the folder of a run's files before they are moved."""
         return f"{self._own}/{_RUN}{run}"
 
     def sweep(self) -> None:
-        """Remove what runs without an intent have left."""
+        """Delete the files of runs without an intent."""
         for name in os.listdir(self._own):
             if name.startswith(_RUN):
                 path = f"{self._own}/{name}"
@@ -211,7 +212,10 @@ class ArchiveFolder:
                     os.unlink(path)
 
     def take_stock(self, run: str) -> tuple[list[str], list[ArchivedFile]]:
-        """(where they lie in the run's folder, files as they will be) of what Spark has written; all fsynced."""
+        """Fsync the files that Spark wrote in a run.
+
+        Return (their paths in the run's folder, their names, sizes and checksums in the archive).
+        """
         folder = self.run_folder(run)
         sources = data_files(folder)
         files = []
@@ -224,9 +228,9 @@ class ArchiveFolder:
         return sources, files
 
     def finish(self, manifest: Manifest, on_step: OnStep) -> Manifest:
-        """Move the files of the manifest's intent, as far as they are not yet, and make it a run like the others.
+        """Move the remaining files of the manifest's intent, and add its run to the manifest.
 
-        Raises `ArchiveDamaged` when a file of it is neither here nor there, or is none.
+        Raises `ArchiveDamaged` if a file is missing at both its source and its target, or is not a regular file.
         """
         try:
             return self._finish(manifest, on_step)
@@ -245,11 +249,14 @@ class ArchiveFolder:
             on_step("moving a file")
             if is_plain_file(source):
                 if is_plain_file(target):
-                    raise ArchiveDamaged(target, f"run {intent.run.id} would put another file in its place")
+                    raise ArchiveDamaged(
+                        target,
+                        f"the file exists already, and run {intent.run.id} would replace it; nothing was replaced",
+                    )
                 os.makedirs(os.path.dirname(target), exist_ok=True)
                 self._fs.rename(source, target)
             elif not is_plain_file(target):
-                raise ArchiveDamaged(target, f"run {intent.run.id} of the archive has lost this file")
+                raise ArchiveDamaged(target, f"the file of run {intent.run.id} is missing")
             made.add(os.path.dirname(target))
         sync_folders(self._fs, made)
         on_step("finishing the manifest")
@@ -262,11 +269,11 @@ class ArchiveFolder:
         return manifest
 
     def paths(self, runs: Sequence[ArchivedRun]) -> list[str]:
-        """Of the files of some runs."""
+        """Return the paths of the runs' files."""
         return [f"{self.path}/{file.path}" for run in runs for file in run.files]
 
     def check_files(self, runs: Sequence[ArchivedRun]) -> None:
-        """Raise `ArchiveDamaged` unless every file of these runs is there, byte for byte."""
+        """Raise `ArchiveDamaged` unless every file of these runs exists and has its checksum."""
         for run in runs:
             for file in run.files:
                 try:
@@ -275,7 +282,7 @@ class ArchiveFolder:
                 except UntrustedPath as error:
                     raise ArchiveDamaged(error.path, f"{error.why}; run {run.id} has put {file.path} there") from None
                 if not is_there:
-                    raise ArchiveDamaged(path, f"the file is missing; run {run.id} has put it there")
+                    raise ArchiveDamaged(path, f"the file is missing; run {run.id} wrote it")
                 size_bytes = os.path.getsize(path)
                 if size_bytes != file.size_bytes:
                     raise ArchiveDamaged(path, f"the file has {size_bytes} bytes and had {file.size_bytes}")
@@ -283,13 +290,13 @@ class ArchiveFolder:
                     raise ArchiveDamaged(path, "the file was changed since it was archived: its checksum differs")
 
 
-# ---------------------------------------------------------------- what a manifest may say
+# ---------------------------------------------------------------- checks of a manifest
 
 
 def flaw_of(manifest: Manifest) -> str:
-    """What a manifest says that none may, whoever wrote it; empty when there is nothing.
+    """Return why a manifest is not valid; empty if it is valid.
 
-    Names lead to files of the archive and nowhere else, offsets and partitions are some that a log can have.
+    File names must lead to files of the archive only. Offsets and partitions must be possible in a log.
     """
     try:
         check_topic_name(manifest.topic, internal=True)
@@ -297,7 +304,7 @@ def flaw_of(manifest: Manifest) -> str:
         return str(error)
     count = manifest.partition_count
     if not 1 <= count <= MAX_PARTITIONS:
-        return f"it is of {count} partitions"
+        return f"it has {count} partitions"
     partitions = manifest.partitions + ([] if manifest.intent is None else manifest.intent.partitions)
     for entry in partitions:
         flaw = _flaw_of_partition(entry, count)
@@ -336,7 +343,7 @@ def _repeated(names: Sequence[str]) -> list[str]:
 
 def _flaw_of_partition(entry: ArchivedPartition, count: int) -> str:
     if not 0 <= entry.partition < count:
-        return f"there are {count}"
+        return f"the topic has {count} partitions"
     for start, end in ((entry.start, entry.end), *entry.gaps):
         if not entry.start <= start <= end <= entry.end or not 0 <= start <= end <= _OFFSET_MAX:
             return f"no log has offsets {start} to {end}"
@@ -345,19 +352,19 @@ def _flaw_of_partition(entry: ArchivedPartition, count: int) -> str:
 
 def _flaw_of_run(run: ArchivedRun, known: set[int]) -> str:
     if not _RUN_ID.fullmatch(run.id):
-        return "that is no name of a run"
+        return "it is not the name of a run"
     if not 0 <= (run.largest_batch_bytes or 0) <= MAX_RAW_SIZE:
         return f"no batch has {run.largest_batch_bytes} bytes"
     for file in run.files:
         if why := check_relative_path(file.path):
             return f"it names the file {file.path!r}: {why}"
         if file.size_bytes < 0 or not _CHECKSUM.fullmatch(file.checksum):
-            return f"it names the file {file.path!r}, with a size or a checksum that is none"
+            return f"it names the file {file.path!r}, with an impossible size or checksum"
     for span in run.ranges:
         if span.partition not in known:
             return f"it has records of partition {span.partition}, and the archive has no such partition"
         if not 0 <= span.start <= span.end <= _OFFSET_MAX:
             return f"no log has offsets {span.start} to {span.end}"
         if span.digest.records < 0 or not _CHECKSUM.fullmatch(span.digest.checksum):
-            return f"the digest of partition {span.partition} is none"
+            return f"the digest of partition {span.partition} is not valid"
     return ""

@@ -1,9 +1,9 @@
-"""An archive back into a topic: every record at the offset, with the timestamp, key, value and headers that it had.
+"""Restore an archive into a topic: each record with its original offset, timestamp, key, value and headers.
 
-Spark reads the Parquet files in the order of partition and offset, and stages finished batches; the driver appends
-them where each belongs (see `segmentlog.staging.offset_restore`). Some runs of the archive at a time: what is staged
-takes room in the store's file system until it is appended. A restoration that was interrupted continues at the log
-end of each partition.
+Spark reads the Parquet files in the order of partition and offset, and stages encoded batches. The driver appends them
+at their offsets (see `segmentlog.staging.offset_restore`). Only some runs of the archive are restored at a time:
+staged batches take space in the store's file system until they are appended. A restoration that was interrupted
+continues at the log end of each partition.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ if TYPE_CHECKING:
     from segmentlog.store import LogStore, Topic
 
 _WAVE_BYTES: Final = 1 << 30
-# Of Parquet files that are restored at once: what they take again, staged, while they are.
+# Size of the Parquet files restored at a time. Their staged batches take about as much disk space again.
 _TASK_BYTES: Final = 16 << 20
 
 
 class NotAPrefix(SegmentlogError):
-    """The topic holds something else than the beginning of the archive. Nothing was appended."""
+    """The topic does not hold a prefix of the archive. Nothing was appended."""
 
     def __init__(self, log: str, why: str) -> None:
         super().__init__(log, why)
@@ -57,7 +57,7 @@ class NotAPrefix(SegmentlogError):
 
 
 class RestoredWrong(SegmentlogError):
-    """What is in the topic after all is not what was archived."""
+    """The restored topic differs from the archive."""
 
     def __init__(self, log: str, why: str) -> None:
         super().__init__(log, why)
@@ -68,19 +68,19 @@ class RestoredWrong(SegmentlogError):
 
 
 class RestoreReport(msgspec.Struct, frozen=True):
-    """What a restoration did."""
+    """Result of one restoration."""
 
     topic: str
     records: int
-    """That it has appended."""
+    """Records that this restoration appended."""
     already_there: int
-    """Records that an earlier restoration, which was cut off, had brought."""
+    """Records that an interrupted earlier restoration appended."""
     verified: int
-    """Records of the topic now, all of them checked against the archive's checksums."""
+    """Records in the topic now, all checked against the archive's checksums."""
     ranges: dict[int, tuple[int, int]]
-    """Log start and log end by partition."""
+    """Log start offset and log end offset, by partition."""
     notes: list[str]
-    """What its user should know."""
+    """Notes for the user, one sentence each."""
     seconds: float
 
 
@@ -94,20 +94,21 @@ def restore(
     config: Mapping[str, object] | None = None,
     on_step: OnStep = lambda step: None,
 ) -> RestoreReport:
-    """Bring the archive in ``folder`` into a topic that is new, empty, or the beginning of it.
+    """Restore the archive in ``folder`` into a topic that is new, empty, or holds a prefix of the archive.
 
     Args:
-        path: the folder of the store, which is made if need be.
-        config: of the topic that is made. It keeps everything (``retention.ms`` = -1) unless that is given: records
-            as old as those of an archive would go at once. ``max.message.bytes`` is raised to what the largest record
-            needs, unless that is given.
+        path: the folder of the store, which is created if needed.
+        config: settings of a topic that is created. ``retention.ms`` defaults to -1, because retention would delete
+            records as old as those of an archive at once. ``max.message.bytes`` defaults to at least the size that
+            the largest record needs.
+        on_step: called with the name of each step before it.
 
     Raises:
-        NotAPrefix: the topic holds something else, or more. Nothing was changed.
+        NotAPrefix: the topic holds other records, or more than the archive. Nothing was changed.
         ArchiveDamaged: files of the archive were changed, or are missing.
-        RestoredWrong: the topic is not what was archived, after all.
-        InvalidConfig: a key of ``config``; or the topic stamps records itself (LogAppendTime).
-        SegmentlogError: there is no archive; another restoration of the topic is at work; Spark failed.
+        RestoredWrong: the restored topic differs from the archive.
+        InvalidConfig: a setting in ``config`` is not valid, or the topic stamps records itself (LogAppendTime).
+        SegmentlogError: the folder has no archive; another restoration of the topic is running; Spark failed.
     """
     started = time.perf_counter()
     archived = ArchiveFolder(folder)
@@ -120,7 +121,7 @@ def restore(
         staging = StagingFolder(fs, store.path, f"restore-{topic}")
         staging.create()
         with locked(f"{staging.path}/lock", "another restoration of the topic"):
-            staging.clear()  # of one that was killed
+            staging.clear()  # left by a killed restoration
             logs = {entry.partition: target.partition(entry.partition) for entry in manifest.partitions}
             already_there = _check_prefix(spark, archived, manifest, store, topic, logs, on_step)
             records = _restore(spark, archived, manifest, target, logs, staging, fs, on_step)
@@ -129,7 +130,9 @@ def restore(
             staging.remove()
         ranges = {number: (log.log_start_offset, log.log_end_offset) for number, log in logs.items()}
     if manifest.intent is not None:
-        notes.append("the archive has a run that was cut off and is not part of it: archive once more to finish it")
+        notes.append(
+            "an interrupted run of the archive was not restored: archive again to finish the run, then restore"
+        )
     return RestoreReport(topic, records, already_there, verified, ranges, notes, time.perf_counter() - started)
 
 
@@ -140,12 +143,12 @@ def _target(
     config: Mapping[str, object] | None,
     largest_bytes: Callable[[], int],
 ) -> tuple[Topic, list[str]]:
-    """The topic, made if it is not there; and what there is to say of it."""
+    """Return the topic, created if needed, and notes for the user."""
     notes = []
     try:
         topic = store.topic(name)
         if config:
-            why = "given for a topic that is there already; 'segmentlog alter' changes its configuration"
+            why = "given for a topic that exists already; 'segmentlog alter' changes its configuration"
             raise InvalidConfig(next(iter(config)), next(iter(config.values())), f"not {why}")
     except UnknownTopic:
         settings = TopicConfig.from_mapping({"retention.ms": -1, **(config or {})})
@@ -155,22 +158,22 @@ def _target(
             settings = TopicConfig.from_mapping({**given, "max.message.bytes": needed})
             notes.append(f"max.message.bytes = {needed}: the archive has a record that is larger than the default")
         topic = store.create_topic(name, manifest.partition_count, settings.to_mapping())
-        notes.append(f"made topic {name} with {manifest.partition_count} partitions")
+        notes.append(f"created topic {name} with {manifest.partition_count} partitions")
     settings = topic.config
     _check_timestamps(settings)
     if topic.partition_count < manifest.partition_count:
         there = topic.partition_count
-        raise NotAPrefix(name, f"it has {there} partitions, and the archive is of {manifest.partition_count}")
+        raise NotAPrefix(name, f"it has {there} partitions, and the archive has {manifest.partition_count}")
     if settings.deletes and settings.retention_ms >= 0:
-        notes.append(f"retention.ms = {settings.retention_ms}: records that are older go with the next retention")
+        notes.append(f"retention.ms = {settings.retention_ms}: the next retention deletes records that are older")
     return topic, notes
 
 
 def _largest_batch_bytes(spark: SparkSession, archived: ArchiveFolder, manifest: Manifest) -> int:
-    """The least ``max.message.bytes`` with which a topic takes the records of an archive; 0 for none."""
+    """Return the smallest ``max.message.bytes`` of a topic that accepts the archive's records; 0 without records."""
     known = [run.largest_batch_bytes for run in manifest.runs if run.largest_batch_bytes is not None]
     unknown = [run for run in manifest.runs if run.largest_batch_bytes is None]
-    if unknown:  # of older versions
+    if unknown:  # written by older versions
         archived.check_files(unknown)
         found = read_files(spark, archived.paths(unknown)).agg(largest_batch_bytes()).first()
         known.append(int(found[0] or 0) if found else 0)
@@ -179,11 +182,11 @@ def _largest_batch_bytes(spark: SparkSession, archived: ArchiveFolder, manifest:
 
 def _check_timestamps(config: TopicConfig) -> None:
     if config.message_timestamp_type == "LogAppendTime":
-        wanted = "CreateTime while records are restored: they would get the time of now instead of their own"
+        wanted = "CreateTime during a restoration: LogAppendTime would replace the records' timestamps"
         raise InvalidConfig("message.timestamp.type", config.message_timestamp_type, wanted)
 
 
-# ---------------------------------------------------------------- what is there
+# ---------------------------------------------------------------- existing records
 
 
 def _check_prefix(
@@ -195,7 +198,7 @@ def _check_prefix(
     logs: Mapping[int, Partition],
     on_step: OnStep,
 ) -> int:
-    """How many records are there already. Raises `NotAPrefix` unless the archive begins with them."""
+    """Return the number of records already in the topic. Raises `NotAPrefix` unless the archive starts with them."""
     ends = {}
     for entry in manifest.partitions:
         log = logs[entry.partition]
@@ -213,7 +216,7 @@ def _check_prefix(
         raise NotAPrefix(f"{topic}/{used[0]}", "it holds records, and the archive has no such partition")
     if not ends:
         return 0
-    on_step("checking what is there")
+    on_step("checking existing records")
     needed = [run for run in manifest.runs if any(span.start < ends.get(span.partition, 0) for span in run.ranges)]
     archived.check_files(needed)
     expected = digests_of(read_files(spark, archived.paths(needed)).where(F.col("offset") < by_partition(ends)))
@@ -226,18 +229,18 @@ def _check_prefix(
 
 
 def _verify(spark: SparkSession, manifest: Manifest, store: LogStore, topic: str) -> int:
-    """How many records there are. Raises `RestoredWrong` unless they are those of the manifest."""
+    """Return the number of records in the topic. Raises `RestoredWrong` unless their digests are the manifest's."""
     ranges = {entry.partition: (entry.start, entry.end) for entry in manifest.partitions}
     found = digests_of(read_ranges(spark, store.path, topic, ranges, *READ, milliseconds=True)) if ranges else {}
     for number in ranges:
         expected, is_there = manifest.digest(number), found.get(number, NOTHING)
         if is_there != expected:
-            why = f"{is_there.records} records with checksum {is_there.checksum} are there, and {expected.records}"
+            why = f"it has {is_there.records} records with checksum {is_there.checksum}, and {expected.records}"
             raise RestoredWrong(f"{topic}/{number}", f"{why} with {expected.checksum} were archived")
     return sum(digest.records for digest in found.values())
 
 
-# ---------------------------------------------------------------- bringing it back
+# ---------------------------------------------------------------- appending
 
 
 def _restore(
@@ -250,7 +253,7 @@ def _restore(
     fs: FileSystem,
     on_step: OnStep,
 ) -> int:
-    """Append what is missing; how many records. Everything is on disk when it returns."""
+    """Append the missing records, fsync them, and return their number."""
     restorers = {number: Restorer(log) for number, log in logs.items()}
     known = manifest.archived()
     for number, log in logs.items():
@@ -299,11 +302,11 @@ def _stage(
     target: Topic,
     staging: StagingFolder,
 ) -> list[Staged]:
-    """The records that are missing, as finished batches in files, in the order of partition and offset."""
+    """Stage the missing records as encoded batches in files, in the order of partition and offset."""
     begin = by_partition({number: restorer.next_offset for number, restorer in restorers.items()})
     rows = read_files(spark, archived.paths(runs)).where(F.col("offset") >= begin)
     tasks = max(1, -(-sum(run.size_bytes for run in runs) // _TASK_BYTES))
-    # By range: tasks of one partition share its work, and their numbers are in the order of its offsets.
+    # Split by range: several tasks can share a partition, and their numbers follow the order of its offsets.
     ordered = rows.repartitionByRange(tasks, "partition", "offset").sortWithinPartitions("partition", "offset")
     columns = ordered.select(RESTORED.fieldNames())
     stage = partial(_stage_task, staging, target.name, target.config)
@@ -314,7 +317,7 @@ def _stage(
 def _stage_task(
     staging: StagingFolder, topic: str, config: TopicConfig, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """In a task: stage its rows; one row that says where they are."""
+    """Stage the rows of one task, and yield one row that names the staged file. Runs on an executor."""
     import pyarrow as pa
 
     context = TaskContext.get()

@@ -1,8 +1,8 @@
-"""Records as the rows of an archive's Parquet files, and back: one conversion, for restoring and for verifying.
+"""Convert records to rows of an archive's Parquet files and back, for restoring and for verifying.
 
-A timestamp is a Parquet timestamp, also that of a record without one: -1 ms, 1969-12-31 23:59:59.999, as in Spark's
-Kafka source. One that does not fit Spark's 64 bits of microseconds is in ``timestampMillis``, and ``timestamp`` is null
-then. All other rows in this module have ``timestamp`` in milliseconds, which hold any.
+In the files, ``timestamp`` is a Parquet timestamp. A record without a timestamp has -1 ms, 1969-12-31 23:59:59.999, as
+in Spark's Kafka source. A timestamp that does not fit Spark's 64 bits of microseconds is stored in ``timestampMillis``,
+and ``timestamp`` is null. All other rows in this module have ``timestamp`` in milliseconds, which can hold any value.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ COLUMNS: Final = StructType(
         StructField("timestampMillis", LongType()),
     ]
 )
-"""Columns of an archive, except ``date``, which is in the names of its folders. Older archives lack the last column."""
+"""Columns of an archive, except ``date``, which is part of the folder names. Older archives lack the last column."""
 
 READ: Final = ("partition", "offset", "timestamp", "timestampType", "key", "value", "headers")
-"""Columns that an archive reads of a log, with the timestamp in milliseconds."""
+"""Columns that an archive reads from a log, with the timestamp in milliseconds."""
 
 RESTORED: Final = StructType(
     [
@@ -61,7 +61,7 @@ RESTORED: Final = StructType(
         StructField("headers", HEADERS),
     ]
 )
-"""Columns that a restoration takes of a row, with the timestamp in milliseconds."""
+"""Columns of a row that are restored, with the timestamp in milliseconds."""
 
 _DAY_MS: Final = 86_400_000
 _FITS: Final = f"timestamp BETWEEN {-LATEST_MS} AND {LATEST_MS}"
@@ -70,12 +70,15 @@ _DATE: Final = (
     f"CASE WHEN timestamp BETWEEN {_FIRST_MS} AND {_LAST_MS} THEN"
     f" date_add(DATE'1970-01-01', int((timestamp - pmod(timestamp, {_DAY_MS})) div {_DAY_MS})) END AS date"
 )
-# By UTC, whatever the time zone of the session. Null outside the years 1 to 9999: the name of such a folder would be
-# read as text, and with it the dates of all other folders.
+# The date in UTC, independent of the session's time zone. Null outside the years 1 to 9999: Spark would read the name
+# of such a folder as text, and then the dates of all folders.
 
 
 def dated(rows: DataFrame) -> DataFrame:
-    """Rows as they are written: `COLUMNS` and ``date``; ``rows`` have `READ`, with the timestamp in milliseconds."""
+    """Return rows as they are archived, with `COLUMNS` and ``date``.
+
+    ``rows`` have the columns `READ`, with the timestamp in milliseconds.
+    """
     columns = {name: name for name in READ} | {
         "timestamp": f"CASE WHEN {_FITS} THEN timestamp_millis(timestamp) END AS timestamp",
         "timestampMillis": f"CASE WHEN NOT ({_FITS}) THEN timestamp END AS timestampMillis",
@@ -84,7 +87,7 @@ def dated(rows: DataFrame) -> DataFrame:
 
 
 def read_files(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
-    """The records in some files of an archive, with the timestamp in milliseconds."""
+    """Read the records in files of an archive, with the timestamp in milliseconds."""
     found = spark.read.schema(COLUMNS).parquet(*spark_uris(paths)) if paths else spark.createDataFrame([], COLUMNS)
     timestamp = F.coalesce("timestampMillis", F.unix_millis("timestamp"))
     return found.withColumn("timestamp", timestamp).drop("timestampMillis")
@@ -95,22 +98,22 @@ _SIZE: Final = (
     " size + octet_length(one.key) + coalesce(octet_length(one.value), 0) + 10), 0)"
 )
 _BATCH_OF_ONE_BYTES: Final = 1024
-# A batch of one record takes less than this beside the record.
+# Upper bound of the overhead of a batch with one record.
 
 
 def largest_batch_bytes() -> Column:
-    """An aggregate: the least `max.message.bytes` with which a topic takes all records; null for none."""
+    """Return an aggregate: the smallest `max.message.bytes` of a topic that accepts all rows; null without rows."""
     return (F.max(F.expr(_SIZE)) + _BATCH_OF_ONE_BYTES).alias("largest_batch_bytes")
 
 
 OnRecords = Callable[[int, "Int64Array", "CheckedColumns", int], None]
-"""Called with a partition, offsets, columns and about how many bytes."""
+"""Called with a partition, offsets, columns and the approximate size in bytes."""
 
 
 def take_rows(batch: pa.RecordBatch, take: OnRecords) -> None:
-    """Hand the records of rows with `RESTORED`, sorted by partition and offset, to ``take``, a partition at a time.
+    """Pass the records of rows to ``take``, one partition at a time.
 
-    Raises `InvalidRecord`.
+    The rows have the columns `RESTORED`, and are sorted by partition and offset. Raises `InvalidRecord`.
     """
     offsets = batch.column(batch.schema.get_field_index("offset")).to_numpy()
     for _, records, size_bytes, partitions in records_of(batch, ""):
@@ -123,19 +126,19 @@ def take_rows(batch: pa.RecordBatch, take: OnRecords) -> None:
 
 
 def as_restored(rows: DataFrame, config: TopicConfig) -> DataFrame:
-    """The records as a topic with ``config`` would have them once ``rows`` of `read_files` were restored into it.
+    """Return ``rows`` of `read_files` as they would be after restoring them into a topic with ``config``.
 
-    They pass through the code that restores: each is encoded in a batch, and decoded as by a reader of that batch.
-    Nothing is staged or appended.
+    The code that restores encodes each record in a batch, and a reader decodes the batch again. Nothing is staged or
+    appended.
     """
-    # `restore` makes a topic that takes the largest record.
+    # `restore` creates a topic that accepts the largest record.
     config = TopicConfig.from_mapping({**config.to_mapping(), "max.message.bytes": MAX_RAW_SIZE})
     ordered = rows.select(RESTORED.fieldNames()).sortWithinPartitions("partition", "offset")
     return ordered.mapInArrow(partial(_restored, config), RESTORED)
 
 
 def _restored(config: TopicConfig, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """In a task."""
+    """Convert the rows of one task. Runs on an executor."""
     encoder, to_rows = OffsetEncoder(config), ArrowRows(RESTORED)
     for batch in batches:
         made: list[RecordBatch] = []

@@ -1,8 +1,8 @@
-"""What two sets of records have in common: their count and a checksum that no order changes, made by Spark.
+"""Compute digests of sets of records with Spark: their count, and a checksum that does not depend on their order.
 
-The checksum of a record is xxhash64 of offset, timestamp, key, value and headers, with a flag for each that may be
-null: xxhash64 passes over nulls, so that a key without a value would look like a value without a key. Those of all
-records are summed and xored; 32 hexadecimal digits, the sum first.
+The hash of a record is xxhash64 of offset, timestamp, key, value and headers, with a flag for each nullable field.
+xxhash64 ignores nulls: without the flags, a key without a value would equal a value without a key. The checksum is the
+sum and the xor of all hashes: 32 hexadecimal digits, the sum first.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _HASH: Final = (
     " transform(headers, one -> struct(one.key, one.value IS NULL, one.value)))"
 )
 _PIECE: Final = (1 << 22) - 1
-# A hash is summed in three pieces: the sum of whole ones would overflow, and decimals are slow.
+# Hashes are summed in three pieces: a sum of whole hashes would overflow, and decimals are slow.
 
 
 class Digest(msgspec.Struct, frozen=True):
-    """Of some records of a partition."""
+    """Digest of a set of records of one partition."""
 
     records: int = 0
     first_offset: int = -1
@@ -34,7 +34,7 @@ class Digest(msgspec.Struct, frozen=True):
     checksum: str = "0" * 32
 
     def __add__(self, other: Digest) -> Digest:
-        """That of both; no record is in both of them."""
+        """Return the digest of the union of two disjoint sets."""
         if not self.records or not other.records:
             return self if self.records else other
         mine, theirs = int(self.checksum, 16), int(other.checksum, 16)
@@ -50,12 +50,15 @@ NOTHING: Final = Digest()
 
 
 def joined(digests: Iterable[Digest]) -> Digest:
-    """That of all of them."""
+    """Return the digest of the union of disjoint sets."""
     return sum(digests, NOTHING)
 
 
 def digests_of(rows: DataFrame) -> dict[int, Digest]:
-    """By partition, for rows of an archive with the timestamp in milliseconds; only partitions with a row."""
+    """Return the digests of an archive's rows, by partition; only partitions with rows.
+
+    The timestamp must be in milliseconds.
+    """
     hashed = rows.select("partition", "offset", F.expr(_HASH).alias("hash"))
     found = hashed.groupBy("partition").agg(
         F.count("*").alias("records"),

@@ -1,4 +1,4 @@
-"""Values that are JSON objects, as columns."""
+"""Convert values that are JSON objects to columns, and columns to JSON."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from segmentlog.log.partition import Partition
 
 SAMPLE: Final = 1000
-"""Records that are looked at, at each end of a topic, to see which columns there are."""
+"""Number of records sampled at each end of a topic to infer its columns."""
 _SAMPLE_BYTES: Final = 16 << 20
 _AT_LEAST: Final = 10
 
@@ -40,7 +40,7 @@ METADATA: Final = {
     "_timestamp": "timestamp",
     "_headers": "headers",
 }
-"""The names that a record's own columns have beside those of its value, and theirs in a record."""
+"""Names of the record's own columns next to the fields of its value, and their names in the data source."""
 
 JSON_OPTIONS: Final = {
     "ignoreNullFields": "false",
@@ -48,11 +48,11 @@ JSON_OPTIONS: Final = {
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
     "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
 }
-"""How rows become JSON: nothing of them is lost, and it is the same text in every time zone."""
+"""Options of to_json: no field is dropped, and the text is the same in every time zone."""
 
 
 class NotJson(SegmentlogError):
-    """There are no JSON objects to tell the columns by."""
+    """The sampled values contain no JSON object, so the columns cannot be inferred."""
 
     def __init__(self, topic: str) -> None:
         super().__init__(topic)
@@ -60,22 +60,23 @@ class NotJson(SegmentlogError):
 
     def __str__(self) -> str:
         return (
-            f"topic {self.topic!r} has no value at either end that is a JSON object, to tell the columns by:"
-            " say which there are with --schema, such as --schema 'id long, name string'"
+            f"the columns of topic {self.topic!r} are unknown: no value at either end of it is a JSON object;"
+            " name the columns with --schema, such as --schema 'id long, name string'"
         )
 
 
-# ---------------------------------------------------------------- which columns there are
+# ---------------------------------------------------------------- schema
 
 
 @explained()
 def schema_of(
     spark: SparkSession, path: str, topic: str, ddl: str | None = None, *, sample: int = SAMPLE
 ) -> StructType:
-    """The columns of a topic's values: those that ``ddl`` says, or that the first and last records have.
+    """Return the columns of a topic's values: those in ``ddl``, or the fields of the first and last records.
 
-    A field that only records between them have is left out. No columns if none of them is a JSON object.
-    Raises `SparkFailed` or `InvalidConfig` when ``ddl`` is none, `UnknownTopic`.
+    Fields that only records in between have are left out. The result is empty if no value in the sample is a JSON
+    object.
+    Raises `UnknownTopic`, and `SparkFailed` or `InvalidConfig` if ``ddl`` is not valid.
     """
     if ddl is not None:
         schema = StructType.fromDDL(ddl)
@@ -92,7 +93,7 @@ def schema_of(
 def require_schema(
     spark: SparkSession, path: str, topic: str, ddl: str | None = None, *, sample: int = SAMPLE
 ) -> StructType:
-    """Like `schema_of`. Raises `NotJson` when there are no columns."""
+    """Return the columns like `schema_of`, but raise `NotJson` if there are none."""
     schema = schema_of(spark, path, topic, ddl, sample=sample)
     if not schema.fields:
         raise NotJson(topic)
@@ -100,14 +101,14 @@ def require_schema(
 
 
 def _sample(path: str, topic: str, count: int) -> Iterator[bytes]:
-    """Values from the ends of each partition, so many in all, but some of each."""
+    """Yield about ``count`` values from each end of the topic, but at least `_AT_LEAST` from each partition's ends."""
     with open_on_driver(path, (topic,)) as store:
         partitions = [store.topic(topic).partition(number) for number in range(store.topic(topic).partition_count)]
         each = max(_AT_LEAST, count // len(partitions))
         for log in partitions:
             start, end = log.log_start_offset, log.end_offset(isolation="read_committed")
             yield from _values(log, start, min(start + each, end))
-            # By records: a crash may have left a million offsets without one at the end.
+            # Count records, not offsets: a crash may leave a million offsets without records at the end.
             yield from _values(log, max(start + each, offset_of_last(log, each, end)), end)
 
 
@@ -116,7 +117,7 @@ def _values(log: Partition, start: int, end: int) -> Iterator[bytes]:
         return
     try:
         found = log.read(start, max_bytes=_SAMPLE_BYTES, isolation="read_committed")
-    except LogTruncated as truncated:  # what is there begins behind it
+    except LogTruncated as truncated:  # continue after the lost range
         start = truncated.lost.end_offset
         if start >= end:
             return
@@ -132,16 +133,16 @@ def _is_object(value: bytes) -> bool:
     return value[:256].lstrip()[:1] == b"{"
 
 
-# ---------------------------------------------------------------- from JSON and to it
+# ---------------------------------------------------------------- conversion
 
 
 def json_columns(
     records: DataFrame, schema: StructType, metadata: Iterable[str] = (), *, strict: bool = False
 ) -> DataFrame:
-    """The fields of the values as columns, then those of `METADATA` that are asked for.
+    """Return the fields of the values as columns, then the columns of `METADATA` named in ``metadata``.
 
-    A value that is no such object is a row of nulls, one that fits a column badly a null there; with
-    ``strict`` the job fails.
+    A value that is not a JSON object becomes a row of nulls; a field of the wrong type becomes null. With ``strict``
+    the job fails instead.
     """
     own = [F.col(METADATA[name]).alias(name) for name in metadata]
     if not schema.fields:
@@ -152,27 +153,30 @@ def json_columns(
 
 
 def narrowed(schema: StructType, *texts: str) -> StructType:
-    """Without the fields that no text mentions: they need not be parsed."""
+    """Return the schema with only the fields that a text mentions; the job parses no others."""
     return StructType([field for field in schema.fields if mentions(field.name, *texts)])
 
 
 def mentions(name: str, *texts: str) -> bool:
-    """Whether a column may be meant; rather once too often."""
+    """Return whether a text may mention a column. False positives are harmless; false negatives are not."""
     return any(name.lower() in text.lower() for text in texts)
 
 
 def column(rows: DataFrame, name: str) -> Column:
-    """A column by its name, whatever characters are in it, or by the path of a nested one (``a.b``)."""
+    """Return a column by its name, which may have any characters, or by the path of a nested field (``a.b``)."""
     return rows[quoted(name) if name in rows.columns else name]
 
 
 def quoted(name: str) -> str:
-    """A name as SQL has it."""
+    """Return a name as an SQL identifier, in backticks if needed."""
     return name if re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) else "`" + name.replace("`", "``") + "`"
 
 
 def as_blob(rows: DataFrame, name: str) -> Column:
-    """A column as the bytes or the text of a record: what has parts as JSON, everything else as Spark prints it."""
+    """Return a column as bytes or text for a record.
+
+    Structs, arrays, maps and variants become JSON. Other types become text as Spark casts them.
+    """
     found = column(rows, name)
     kind = rows.select(found).schema[0].dataType
     if isinstance(kind, BinaryType | StringType):
@@ -183,7 +187,10 @@ def as_blob(rows: DataFrame, name: str) -> Column:
 
 
 def as_timestamp(rows: DataFrame, name: str, *, strict: bool = True) -> Column:
-    """A column as time: milliseconds since 1970, or ISO 8601; without ``strict`` other text is null."""
+    """Return a column of milliseconds since 1970, or of ISO 8601 text, as timestamps.
+
+    With ``strict``, other text fails the job; otherwise it becomes null.
+    """
     found = column(rows, name)
     kind = rows.select(found).schema[0].dataType
     if isinstance(kind, NumericType):

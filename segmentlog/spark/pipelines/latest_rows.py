@@ -1,12 +1,11 @@
-"""A topic as a table: the latest row of each key, kept up to date from the records that are new.
+"""Maintain a table with the latest row of each key of a topic, updated incrementally.
 
-Keys are spread over buckets by their hash. An update reads what came since the last one, reduces it to the latest
-record of each key, rewrites the buckets that those keys are in and leaves the others as they are. A record without a
-value deletes its key's row. Rows and position change in one step, see `table_folder`.
+Keys are spread over buckets by their hash. An update reads the new records, reduces them to the latest record of each
+key, and rewrites only the buckets of those keys. A record without a value deletes its key's row. Rows and position
+change in one step, see `table_folder`.
 
-The latest record of a key is the one with the highest offset. A key lives in one partition; only when partitions
-were added may it lie in several, and then the record with the later timestamp counts among their latest ones (then
-the higher offset).
+The latest record of a key is the record with the highest offset. All records of a key are in one partition, unless
+partitions were added. Then the latest records of its partitions are compared by timestamp, then by offset.
 """
 
 from __future__ import annotations
@@ -43,16 +42,16 @@ if TYPE_CHECKING:
 
     from segmentlog.store import LogStore
 
-_ANEW: Final = "to make the table anew: --rebuild (rebuild=True)"
+_REBUILD: Final = "to rebuild the table from all records: --rebuild (rebuild=True)"
 _BUCKET: Final = "segmentlog_bucket"
-# No field of a JSON object has that name, hopefully.
+# A name that no field of a JSON object should have.
 _BUCKETS_MIN: Final = 8
 _BUCKETS_MAX: Final = 64
 _BUCKET_BYTES: Final = 64 << 20
 
 
 class NullKeys(SegmentlogError):
-    """Records without a key: no row of a table is theirs."""
+    """The topic has records without a key; every row of a table needs a key."""
 
     def __init__(self, topic: str, count: int, partition: int, offset: int) -> None:
         super().__init__(topic, count, partition, offset)
@@ -61,28 +60,28 @@ class NullKeys(SegmentlogError):
     def __str__(self) -> str:
         return (
             f"{self.topic}: {self.count} records have no key (the first at {self.topic}/{self.partition} offset"
-            f" {self.offset}), and a row has one; to leave them out: --skip-null-keys (skip_null_keys=True)"
+            f" {self.offset}), and a row needs a key; to leave them out: --skip-null-keys (skip_null_keys=True)"
         )
 
 
 class TableReport(msgspec.Struct, frozen=True):
-    """What an update did."""
+    """Result of one update."""
 
     topic: str
     path: str
     version: int
     records: int
-    """That it has read."""
+    """Records that the update read."""
     inserted: int
     updated: int
     deleted: int
     skipped: int
-    """Records without a key, left out."""
+    """Records left out because they have no key."""
     rows: int
-    """Of the table now."""
+    """Rows of the table after the update."""
     buckets: int
     rewritten: int
-    """Buckets that it touched."""
+    """Buckets that the update rewrote."""
     positions: dict[int, int]
     seconds: float
 
@@ -101,26 +100,28 @@ def update_table(
     rebuild: bool = False,
     on_step: OnStep = lambda step: None,
 ) -> TableReport:
-    """Bring the table ``target`` up to date with a topic; make it if it is not there.
+    """Update the table ``target`` with the new records of a topic; create it if needed.
 
-    It has the columns key, value, partition, offset and timestamp, and is read with ``spark.read.parquet(target)``,
-    also while it is updated. Who takes longer than from one update to the next but one reads
-    ``os.path.realpath(target)``; the version before the newest stays.
+    The table has the columns key, value, partition, offset and timestamp. ``spark.read.parquet(target)`` can read it,
+    also during an update. Updates keep the newest version and the one before. A long job should read
+    ``os.path.realpath(target)``, so that it stays with one version; that version exists until the second next update.
 
     Args:
-        path: the folder of the store, or the URL of the object store that it was shipped to.
-        json_values: the fields of values that are JSON objects are columns, in place of ``value``. Where they have
-            the name of another column, that one gets a ``_`` in front.
-        schema: which fields, as DDL; else those that a sample has. Later updates keep to those of the first.
-        buckets: into how many the rows are spread; for good. 8 to 64, by the size of the topic.
-        skip_null_keys: leave records without a key out, rather than to fail.
+        path: the folder of the store, or the URL of an object store that it was shipped to.
+        json_values: the values are JSON objects, and their fields replace the column ``value``. If a field has the
+            name of another column, that column gets the prefix ``_``.
+        schema: the fields as DDL; None: the fields of a sample. Later updates use the fields of the first update.
+        buckets: the number of buckets, which cannot change later. Default: 8 to 64, by the size of the topic.
+        skip_null_keys: leave out records without a key instead of failing.
         rebuild: read the topic from its start.
+        on_step: called with the name of each step before it.
 
     Raises:
         NullKeys: there are records without a key.
-        AnotherHistory, RecordsGone: the topic was made anew, or records went before they were read: ``rebuild``.
-        NotJson, InvalidConfig: there are no JSON objects, or the schema is none.
-        SegmentlogError: there is something else at ``target``; another update is at work; Spark failed.
+        AnotherHistory, RecordsGone: the topic was created again, or records were deleted before they were read; set
+            ``rebuild``.
+        NotJson, InvalidConfig: the sample has no JSON object, or the schema is not valid.
+        SegmentlogError: ``target`` is not a table; another update is running; Spark failed.
     """
     started = time.perf_counter()
     folder = TableFolder(target)
@@ -144,7 +145,7 @@ def follow_table(
     is_stopped: Callable[[], bool],
     on_report: Callable[[TableReport], None],
 ) -> None:
-    """Update again and again, until ``is_stopped()``: so often, or as often as it can be."""
+    """Run an update every ``every_s`` seconds until ``is_stopped()``. A slow update delays the next."""
     while not is_stopped():
         due = time.monotonic() + every_s
         on_report(update())
@@ -152,7 +153,7 @@ def follow_table(
             time.sleep(min(left_s, 0.2))
 
 
-# ---------------------------------------------------------------- how far
+# ---------------------------------------------------------------- plan
 
 
 def plan_update(
@@ -166,7 +167,7 @@ def plan_update(
     schema: str | None,
     buckets: int | None,
 ) -> tuple[TableState, dict[int, tuple[int, int]]]:
-    """(the state after an update, the offsets ``[start, end)`` that it reads). Raises what `update_table` does."""
+    """Return (the state after an update, the offset ranges that it reads). Raises the errors of `update_table`."""
     if before is None:
         columns = require_schema(spark, store.url or store.path, topic, schema) if json_values or schema else None
         state = _first_state(store, topic, columns, buckets)
@@ -178,7 +179,7 @@ def plan_update(
         number = log.number
         start = log.log_start_offset
         if number in state.positions:
-            start = go_on_at(log, state.positions[number], marks.get(number), anew=_ANEW, with_gap=_ANEW)
+            start = go_on_at(log, state.positions[number], marks.get(number), anew=_REBUILD, with_gap=_REBUILD)
         end = settled_end(log, read_only=store.read_only)
         positions[number] = max(start, end)
         if start < end:
@@ -206,26 +207,26 @@ def _check_same(
     buckets: int | None,
     target: str,
 ) -> None:
-    """Raise `AnotherHistory` for a table of another topic, `SegmentlogError` for one of another shape."""
+    """Raise `AnotherHistory` for a table of another topic, `SegmentlogError` for other columns or buckets."""
     if (state.topic, state.store_id) != (topic, store.store_id):
         other = "" if state.store_id == store.store_id else " of another store"
-        raise AnotherHistory(target, f"it is the table of topic {state.topic!r}{other}", _ANEW)
+        raise AnotherHistory(target, f"it is the table of topic {state.topic!r}{other}", _REBUILD)
     wanted = None if schema is None else StructType.fromDDL(schema).json()
     if (json_values and state.json_schema is None) or (wanted is not None and wanted != state.json_schema):
-        raise SegmentlogError(f"{target}: the table was made with other columns; {_ANEW}")
+        raise SegmentlogError(f"{target}: the table was created with other columns; {_REBUILD}")
     if buckets is not None and buckets != state.buckets:
-        raise SegmentlogError(f"{target}: the table was made with {state.buckets} buckets; {_ANEW}")
+        raise SegmentlogError(f"{target}: the table was created with {state.buckets} buckets; {_REBUILD}")
 
 
 def payload_of(state: TableState) -> StructType | None:
-    """The fields of values that are JSON objects."""
+    """Return the fields of the JSON values; None if ``value`` is a column."""
     return None if state.json_schema is None else StructType.fromJson(msgspec.json.decode(state.json_schema))
 
 
 def report_of(
     state: TableState, target: str, records: int, changes: Changes, skipped: int, rewritten: int, started: float
 ) -> TableReport:
-    """What an update did that ended in this state."""
+    """Return the report of an update that ended in this state."""
     return TableReport(
         state.topic, target, state.version, records, changes.inserted, changes.updated, changes.deleted, skipped,
         state.rows, state.buckets, rewritten, state.positions, time.perf_counter() - started,
@@ -239,7 +240,7 @@ def report_of(
 def latest_records(
     spark: SparkSession, store: LogStore, state: TableState, ranges: dict[int, tuple[int, int]]
 ) -> Iterator[DataFrame]:
-    """What the update has to bring in, by key and partition, kept while it is worked on."""
+    """Provide the latest new records by key and partition, cached during the update."""
     records = read_ranges(spark, store.url or store.path, state.topic, ranges, *RECORD) if ranges else None
     latest = TableRows(spark, payload_of(state)).latest(records).persist(StorageLevel.MEMORY_AND_DISK)
     try:
@@ -249,7 +250,7 @@ def latest_records(
 
 
 def look_at(latest: DataFrame, state: TableState, *, skip_null_keys: bool) -> tuple[dict[int, int], int]:
-    """(records by the bucket of their key, records without a key). Raises `NullKeys`."""
+    """Return (number of records by bucket of their key, number of records without a key). Raises `NullKeys`."""
     bucket = F.when(F.col("key").isNotNull(), _bucket(state))
     groups = latest.groupBy(bucket.alias("bucket")).agg(
         F.sum("records").alias("records"), F.min(F.struct("partition", "first")).alias("first")
@@ -298,13 +299,13 @@ def _update(
     folder.publish(state)
     on_step("sweeping")
     folder.sweep()
-    if counted is None:  # there was nothing that could change or go
+    if counted is None:  # no existing row could be updated or deleted
         counted = Changes(inserted=state.rows - (0 if before is None else before.rows))
     return report_of(state, folder.path, sum(records.values()) + skipped, counted, skipped, len(touched), started)
 
 
 def _write(spark: SparkSession, rows: DataFrame, key: str, buckets: int, path: str) -> None:
-    """Each bucket to a folder of its own, in one file."""
+    """Write each bucket to its own folder, as one file."""
     one_each = rows.repartition(min(buckets, 2 * spark.sparkContext.defaultParallelism), _BUCKET)
     with microseconds(spark):
         one_each.sortWithinPartitions(_BUCKET, key).write.partitionBy(_BUCKET).parquet(spark_uri(path))
@@ -313,7 +314,7 @@ def _write(spark: SparkSession, rows: DataFrame, key: str, buckets: int, path: s
 def _ensure_a_file(
     spark: SparkSession, folder: TableFolder, rows: TableRows, before: TableState | None, touched: set[int]
 ) -> None:
-    """A table without rows has a file that tells its columns."""
+    """Write a file with the columns if the table would have no rows."""
     kept = [] if before is None else [file for file in before.files if file.bucket >= 0 and file.bucket not in touched]
     if not kept and not data_files(folder.work_folder()):
         empty = rows.shaped(rows.existing([])).coalesce(1)

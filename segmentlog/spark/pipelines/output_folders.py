@@ -1,4 +1,4 @@
-"""Folders that pipelines write to: on a mounted file system, one writer at a time, durable when they say so."""
+"""Lock, list, fsync and checksum the folders that pipelines write to."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ _PART_BYTES: Final = 1 << 20
 
 
 def mounted_folder(text: str, why: str) -> str:
-    """The path of a folder, absolute. Raises `SegmentlogError`, with the reason, for ``s3://`` and the like."""
+    """Return the absolute path of a folder. Raises `SegmentlogError` with the reason ``why`` for URLs like ``s3://``."""
     if text.startswith("file:"):
         text = "/" + text.removeprefix("file:").lstrip("/")
     if re.match("[A-Za-z][A-Za-z0-9+.-]*://", text):
-        raise SegmentlogError(f"{text}: it must be a folder of a file system that is mounted here, since {why}")
+        raise SegmentlogError(f"{text}: it must be a folder of a file system mounted on this machine, since {why}")
     return os.path.abspath(text)
 
 
 def spark_uri(path: str) -> str:
-    """A path as Spark takes it: local whatever its default file system is."""
+    """Return a path as a URI of the local file system, independent of Spark's default file system."""
     return f"file://{path}"
 
 
 def spark_uris(paths: Iterable[str]) -> list[str]:
-    """Paths to read: without the meaning that ``*`` and the like have in a path of Spark's."""
+    """Return paths as URIs to read, with ``*`` and other glob characters escaped."""
     return [spark_uri(re.sub(r"([*?\[\]{}\\])", r"\\\1", path)) for path in paths]
 
 
 @contextlib.contextmanager
 def locked(path: str, who: str) -> Iterator[None]:
-    """Hold the lock file ``path``; the kernel frees that of a process that dies.
+    """Hold the lock file ``path``. The kernel releases the lock of a process that dies.
 
-    Raises `SegmentlogError` at once when another process holds it: ``who`` is at work there.
+    Raises `SegmentlogError` at once if another process holds the lock; ``who`` names it in the message.
     """
     fs = FileSystem()
     is_plain_file(path)
@@ -52,15 +52,15 @@ def locked(path: str, who: str) -> Iterator[None]:
             try:
                 fs.flock(fd, EXCLUSIVE | NON_BLOCKING)
             except BlockingIOError:
-                raise SegmentlogError(f"{who} is at work there ({path} is locked); wait until it is done") from None
+                raise SegmentlogError(f"{who} is running ({path} is locked); wait until it has finished") from None
             if not is_current(fs, fd, path):
-                continue  # whoever had it has removed it
+                continue  # the previous holder has deleted the file
             yield
             return
 
 
 def data_files(folder: str) -> list[str]:
-    """Paths of the data files below a folder that Spark has written, relative to it, sorted."""
+    """Return the sorted relative paths of the data files in a folder that Spark has written."""
     found = []
     for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(("_", "."))]
@@ -71,7 +71,7 @@ def data_files(folder: str) -> list[str]:
 
 
 def sync_file(fs: FileSystem, path: str) -> None:
-    """fsync a file that another process has written."""
+    """Fsync a file that another process has written."""
     fd = fs.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fs.fsync(fd)
@@ -80,13 +80,16 @@ def sync_file(fs: FileSystem, path: str) -> None:
 
 
 def sync_folders(fs: FileSystem, paths: Iterable[str]) -> None:
-    """Make the names in these folders durable."""
+    """Fsync these folders, so that the names in them are durable."""
     for path in sorted(set(paths)):
         fs.sync_folder(path)
 
 
 def file_checksum(path: str) -> str:
-    """XXH3-128 of a file's bytes, as 32 hexadecimal digits. Raises `UntrustedPath` for what is no regular file."""
+    """Return XXH3-128 of a file's bytes, as 32 hexadecimal digits.
+
+    Raises `UntrustedPath` if it is not a regular file.
+    """
     digest = xxhash.xxh3_128()
     with open(open_plain(FileSystem(), path), "rb") as file:
         while part := file.read(_PART_BYTES):

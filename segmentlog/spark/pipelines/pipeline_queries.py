@@ -1,4 +1,4 @@
-"""What pipelines share: reading and writing a topic, once or on from where the last run ended."""
+"""Read and write topics for pipelines, in one job or in a query that continues from its checkpoint."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 OnRows = Callable[[int], None]
-"""Called with how many input rows a micro-batch had, once it is done."""
-_LOOK_EVERY_S = 0.2
+"""Called after a micro-batch with the number of its input rows."""
+_POLL_INTERVAL_S = 0.2
 
 RECORD_COLUMNS: Final = {
     "key": "binary",
@@ -45,42 +45,42 @@ RECORD_COLUMNS: Final = {
     "timestamp": "timestamp",
     "headers": "array<struct<key: string, value: binary>>",
 }
-"""Of a topic, with their types."""
+"""Columns of a topic, with their types."""
 
 
 class QueryReport(msgspec.Struct, frozen=True):
-    """What a job or a query did."""
+    """Result of a job or a query."""
 
     rows: int
-    """That it read."""
+    """Input rows."""
     batches: int = 1
-    """Micro-batches that had any."""
+    """Micro-batches with input rows."""
     stopped: bool = False
-    """Whether it was asked to stop before it came to an end."""
+    """Whether the caller stopped it before it had finished."""
 
 
 class Incremental(msgspec.Struct, frozen=True):
-    """That a run is to go on where the last one with the same checkpoint ended, and how."""
+    """Settings of a run that continues where the last run with the same checkpoint ended."""
 
     checkpoint: str
-    """A folder of Spark's, which says how far the runs came."""
+    """The folder in which Spark stores the progress of the runs."""
     follow: bool = False
-    """Whether to wait for more, until ``is_stopped()``."""
+    """Whether to wait for more records, until ``is_stopped()``."""
     every: str = "1s"
-    """How often a run that follows looks for more; see `interval`."""
+    """Time between two micro-batches with ``follow``; see `interval`."""
     on_rows: OnRows | None = None
     is_stopped: Callable[[], bool] = lambda: False
 
 
 def interval(text: str) -> str:
-    """A length of time as Spark has it, of ``1h``, ``1h30m`` or what Spark takes itself: ``1 hour``.
+    """Return a duration, such as ``1h`` or ``1h30m``, in Spark's notation.
 
-    Raises `InvalidConfig`.
+    Spark's own notation, such as ``1 hour``, is returned unchanged. Raises `InvalidConfig`.
     """
     try:
         milliseconds = parse_duration_ms(text)
     except ValueError:
-        return text  # whose error Spark tells
+        return text  # Spark parses the text, and raises the error
     if milliseconds <= 0:
         raise InvalidConfig("time", text, "a length of time, such as 1h, 10m or '1 hour'")
     return f"{milliseconds} milliseconds"
@@ -90,9 +90,9 @@ def interval(text: str) -> str:
 
 
 def ensure_topic(path: str, topic: str, create: int | None = None) -> None:
-    """Make sure that a topic is there; ``create`` makes it with so many partitions if it is not.
+    """Check that a topic exists; with ``create``, create it with that number of partitions if needed.
 
-    Raises `UnknownTopic`, `InvalidTopicName`, `StoreVersionError`, and `InvalidConfig` for one to be made in an object
+    Raises `UnknownTopic`, `InvalidTopicName`, `StoreVersionError`, and `InvalidConfig` to create a topic in an object
     store.
     """
     if create is None:
@@ -115,9 +115,9 @@ def read_topic(
     streaming: bool = False,
     text: bool = False,
 ) -> DataFrame:
-    """These columns of a topic's records, with ``text`` the key and the value as text.
+    """Return these columns of a topic's records; with ``text``, key and value are text.
 
-    Only what is named is decoded: Spark does not tell a Python source which columns a query needs.
+    Only the named columns are decoded: Spark does not tell a Python source which columns a query needs.
     """
     types = RECORD_COLUMNS | ({"key": "string", "value": "string"} if text else {})
     reader = spark.readStream if streaming else spark.read
@@ -140,9 +140,9 @@ def write_topic(
     mode: str = "append",
     allow_null_values: bool = False,
 ) -> QueryReport:
-    """Append records to a topic: all at once, or by micro-batches each of which is written exactly once.
+    """Append records to a topic in one transaction, or in micro-batches, each exactly once.
 
-    With ``mode`` "update" a query writes what has changed, in place of what is final. Raises `SparkFailed`.
+    With ``mode`` "update" a query writes changed rows, not only final rows. Raises `SparkFailed`.
     """
     options = {
         "path": folder_of(path),
@@ -165,22 +165,22 @@ def write_topic(
 def run_batch(
     rows: DataFrame, writer_of: Callable[[DataFrame], DataFrameWriter], path: str | None = None
 ) -> QueryReport:
-    """Write rows in one job, and count them on the way. Raises `SparkFailed`."""
+    """Write rows in one job and count them. Raises `SparkFailed`."""
     written = Observation()
     writer_of(rows.observe(written, F.count(F.lit(1)).alias("rows"))).save(path)
     return QueryReport(observed_rows(written))
 
 
 def observed_rows(observation: Observation) -> int:
-    """How many rows passed it, once the job is done."""
+    """Return the number of rows that an observation counted, after its job."""
     try:
         return int(observation.get.get("rows") or 0)
-    except Py4JError:  # a plan that turned out to be empty was cut off before it got there
+    except Py4JError:  # Spark removed the observation from an empty plan
         return 0
 
 
 def run_incremental(spark: SparkSession, writer: DataStreamWriter, how: Incremental) -> QueryReport:
-    """Run a query on from its checkpoint. Raises `SparkFailed`."""
+    """Run a query that continues from its checkpoint. Raises `SparkFailed`."""
     checkpoint = how.checkpoint if "://" in how.checkpoint else os.path.abspath(how.checkpoint)
     return run_query(
         spark,
@@ -193,7 +193,7 @@ def run_incremental(spark: SparkSession, writer: DataStreamWriter, how: Incremen
 
 
 class _Listener(StreamingQueryListener):
-    """Counts what queries read, by the id of their run: one may have read before it is known which it is."""
+    """Counter of the rows that queries read, by run id. A query may read rows before its caller knows its run id."""
 
     def __init__(self) -> None:
         self.rows: Counter[str] = Counter()
@@ -219,7 +219,7 @@ class _Listener(StreamingQueryListener):
             self._changed.notify_all()
 
     def wait_for_end(self, run_id: str) -> None:
-        """All of a run's progress is told before its end; an end that is lost is not waited for."""
+        """Wait up to 5 s for the end of a run. Spark sends the end after all progress, but may lose the event."""
         with self._changed:
             self._changed.wait_for(lambda: run_id in self._ended, timeout=5)
 
@@ -233,9 +233,9 @@ def run_query(
     on_rows: OnRows | None = None,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> QueryReport:
-    """Start a query and wait: until it has read what is there now, or with ``follow`` until ``is_stopped()``.
+    """Run a query until it has read all existing records, or with ``follow`` until ``is_stopped()``.
 
-    ``every`` is how often a following query looks for more. Raises `SparkFailed`.
+    ``every`` is the time between two micro-batches with ``follow``. Raises `SparkFailed`.
     """
     listener = _Listener()
     spark.streams.addListener(listener)
@@ -245,7 +245,7 @@ def run_query(
             query = trigger.start()
             run_id, told, stopped = str(query.runId), 0, False
             try:
-                while not query.awaitTermination(_LOOK_EVERY_S):  # type: ignore[arg-type]
+                while not query.awaitTermination(_POLL_INTERVAL_S):  # type: ignore[arg-type]
                     if on_rows is not None and listener.rows[run_id] > told:
                         on_rows(listener.rows[run_id] - told)
                         told = listener.rows[run_id]
@@ -253,12 +253,12 @@ def run_query(
                         stopped = True
                         query.stop()
             except Exception:
-                # A signal to a whole terminal or service reaches Spark's processes, too, and the query fails first.
+                # A signal to the whole process group also reaches Spark's processes, and then the query fails first.
                 stopped = is_stopped()
                 if not stopped:
                     raise
             finally:
-                with contextlib.suppress(OSError, Py4JError):  # Java is gone
+                with contextlib.suppress(OSError, Py4JError):  # Java has exited
                     if query.isActive:
                         query.stop()
             listener.wait_for_end(run_id)

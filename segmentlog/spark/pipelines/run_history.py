@@ -1,4 +1,4 @@
-"""Going on with a topic where an earlier run has ended: how far it goes, and whether it still is the same history."""
+"""Continue a topic where an earlier run ended, and check that its records are still the same."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from segmentlog.log.partition import Partition
     from segmentlog.store import LogStore
 
-_LOOK_BACK: Final = 1000
-# Offsets: that many without a record at the end of a range, and it is left unmarked.
+_MARK_SCAN_OFFSETS: Final = 1000
+# Offsets to scan for the mark. A range gets no mark if its last 1,000 offsets have no record.
 
 
 class Mark(msgspec.Struct, frozen=True, array_like=True):
-    """A record that was there: its offset, and its timestamp in milliseconds."""
+    """A record that an earlier run has read: its offset, and its timestamp in milliseconds since 1970."""
 
     offset: int
     timestamp: int
 
 
 class AnotherHistory(SegmentlogError):
-    """The topic is not the one that an earlier run has read, though it has its name."""
+    """The topic has the name of the topic that an earlier run has read, but other records."""
 
     def __init__(self, log: str, why: str, advice: str) -> None:
         super().__init__(log, why, advice)
@@ -44,7 +44,7 @@ class AnotherHistory(SegmentlogError):
 
 
 class RecordsGone(SegmentlogError):
-    """Offsets ``[position, find_lost_range_end)`` went before they were read."""
+    """Offsets ``[position, find_lost_range_end)`` were deleted or lost before they were read."""
 
     def __init__(self, log: str, position: int, find_lost_range_end: int, why: str, advice: str) -> None:
         super().__init__(log, position, find_lost_range_end, why, advice)
@@ -63,9 +63,9 @@ class RecordsGone(SegmentlogError):
 
 
 def open_to_settle(path: str) -> LogStore:
-    """The store, open to fsync what is read; read-only only where its disk is, or what was shipped lies.
+    """Open a store so that records can be fsynced before they are read.
 
-    Raises `StoreVersionError`.
+    A store on a read-only disk or in an object store is opened read-only. Raises `StoreVersionError`.
     """
     if is_url(place := place_of(path)):
         return open_store(Place(place))
@@ -73,7 +73,10 @@ def open_to_settle(path: str) -> LogStore:
 
 
 def settled_end(log: Partition, upto: int | None = None, *, read_only: bool = False) -> int:
-    """The end of what no crash takes back and no transaction: of what may be taken elsewhere for good."""
+    """Return the end of the records that are durable and not in an open transaction.
+
+    Crashes and aborts cannot remove these records, so a copy of them stays valid.
+    """
     end = log.last_stable_offset if upto is None else min(upto, log.last_stable_offset)
     if not read_only and log.durable_offset < end:
         log.sync_upto(end)
@@ -81,19 +84,19 @@ def settled_end(log: Partition, upto: int | None = None, *, read_only: bool = Fa
 
 
 def go_on_at(log: Partition, position: int, mark: Mark | None, *, anew: str, with_gap: str) -> int:
-    """Where to go on: at ``position``, or behind a lost range that begins there.
+    """Return the offset to continue at: ``position``, if its records are still there.
 
-    ``anew`` and ``with_gap`` are what to do where that cannot be. Raises `AnotherHistory`, `RecordsGone`.
+    ``anew`` and ``with_gap`` are the remedies in the error messages. Raises `AnotherHistory`, `RecordsGone`.
     """
     name = f"{log.topic}/{log.number}"
     if position > log.log_end_offset:
-        why = f"it ends at offset {log.log_end_offset}, and was read up to {position}: it is not the log it was"
+        why = f"it ends at offset {log.log_end_offset}, and was read up to {position}: the log is another one"
         raise AnotherHistory(name, why, anew)
     if mark is not None and not _is_there(log, mark):
-        why = f"at offset {mark.offset} there is another record than was read there: the topic was made anew"
+        why = f"offset {mark.offset} holds another record than before: the topic was created again"
         raise AnotherHistory(name, why, anew)
     if position < log.log_start_offset:
-        raise RecordsGone(name, position, log.log_start_offset, "retention or a trim was faster", with_gap)
+        raise RecordsGone(name, position, log.log_start_offset, "retention or a trim deleted them", with_gap)
     try:
         return log.check_position(position)
     except LogTruncated as error:
@@ -102,9 +105,9 @@ def go_on_at(log: Partition, position: int, mark: Mark | None, *, anew: str, wit
 
 
 def last_mark(log: Partition, end: int) -> Mark | None:
-    """The last record before ``end``; None when there is none near it."""
+    """Return the last record before ``end``; None if the last `_MARK_SCAN_OFFSETS` offsets have no record."""
     try:
-        begin = max(log.log_start_offset, end - _LOOK_BACK)
+        begin = max(log.log_start_offset, end - _MARK_SCAN_OFFSETS)
         found = None
         for batch in log.read(begin, isolation="read_committed") if begin < end else ():
             inside = int(batch.offsets.searchsorted(end))
@@ -118,7 +121,7 @@ def last_mark(log: Partition, end: int) -> Mark | None:
 
 
 def _is_there(log: Partition, mark: Mark) -> bool:
-    """Whether it may be; also when retention or compaction took it."""
+    """Return whether the log may have held this record; true if retention or compaction may have deleted it."""
     if not log.log_start_offset <= mark.offset < log.log_end_offset:
         return True
     try:
@@ -139,9 +142,9 @@ def read_ranges(
     *columns: str,
     milliseconds: bool = False,
 ) -> DataFrame:
-    """The records of ``[start, end)`` by partition, with these columns of the data source.
+    """Read the records of offset ranges ``[start, end)``, by partition, with these columns of the data source.
 
-    ``milliseconds``: the timestamp is a bigint of milliseconds, which holds any timestamp, and Spark's type does not.
+    With ``milliseconds`` the timestamp is a bigint of milliseconds, which can hold any timestamp; Spark's type cannot.
     """
     from pyspark.sql.types import LongType, StructField
 
@@ -165,6 +168,6 @@ def read_ranges(
 
 
 def by_partition(numbers: Mapping[int, int]) -> Column:
-    """A column: the number that belongs to the row's ``partition``."""
+    """Return a column with the number of each row's ``partition``."""
     pairs = [F.lit(number) for pair in sorted(numbers.items()) for number in pair]
     return F.create_map(*pairs)[F.col("partition")]

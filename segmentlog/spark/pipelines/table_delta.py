@@ -1,6 +1,6 @@
-"""A topic as a Delta table: `table`, with Delta's merge in place of files that are replaced.
+"""Maintain a Delta table with the latest row of each key of a topic, like `latest_rows`, but with Delta's merge.
 
-The position is in the commit itself (its ``userMetadata``), so that rows and position change in one step.
+The position is stored in the commit itself (its ``userMetadata``), so that rows and position change in one step.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class DeltaNotInstalled(SegmentlogError):
             " spark.jars.packages=io.delta:delta-spark_SPARK_2.13:VERSION (SPARK is that of pyspark, such as 4.2),"
             " spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension and"
             " spark.sql.catalog.spark_catalog=org.apache.spark.sql.delta.catalog.DeltaCatalog"
-            " (segmentlog spark --conf KEY=VALUE); or make a Parquet table"
+            " (segmentlog spark --conf KEY=VALUE); or use a Parquet table"
         )
 
 
@@ -62,7 +62,10 @@ def update_delta(
     rebuild: bool = False,
     on_step: OnStep = lambda step: None,
 ) -> TableReport:
-    """`update_table` for a Delta table, of any file system that Delta has. Raises `DeltaNotInstalled`, too."""
+    """Update a Delta table, as `update_table` updates a Parquet table.
+
+    ``target`` may be on any file system that Delta supports. Also raises `DeltaNotInstalled`.
+    """
     started = time.perf_counter()
     delta = _delta(spark)
     is_there = bool(delta.isDeltaTable(spark, target))
@@ -104,7 +107,7 @@ def _counted(spark: SparkSession, report: TableReport) -> TableReport:
 
 
 def _delta(spark: SparkSession) -> Any:
-    """The class `DeltaTable`. Raises `DeltaNotInstalled`."""
+    """Return the class `DeltaTable`. Raises `DeltaNotInstalled`."""
     try:
         from delta.tables import DeltaTable  # type: ignore[import-not-found]
     except ImportError:
@@ -115,11 +118,11 @@ def _delta(spark: SparkSession) -> Any:
 
 
 def _read(spark: SparkSession, delta: Any, target: str) -> TableState:
-    """The state that the newest of our commits has noted; others (OPTIMIZE, VACUUM) have no such note."""
+    """Return the state in segmentlog's newest commit. Other commits (OPTIMIZE, VACUUM) hold none."""
     for row in delta.forPath(spark, target).history().select("userMetadata").toLocalIterator():
         with contextlib.suppress(msgspec.MsgspecError):
             return msgspec.json.decode(row["userMetadata"] or "", type=TableState)
-    raise SegmentlogError(f"{target}: no commit of the table tells how far it has come; --rebuild makes it anew")
+    raise SegmentlogError(f"{target}: no commit of the table holds its position; to rebuild the table: --rebuild")
 
 
 @contextlib.contextmanager

@@ -1,14 +1,14 @@
-"""A table whose Parquet files are replaced all at once: PATH is a link to the folder of its newest version.
+"""Store a table of Parquet files with atomic updates: PATH is a link to the folder of its newest version.
 
     NAME -> .NAME.versions/v000012
-    .NAME.versions/v000012/bucket-00007-v000012.parquet    the rows of a bucket: of keys with the same hash
-    .NAME.versions/v000012/_segmentlog.json                of what, and how far: see `TableState`
-    .NAME.versions/v000011/                                the version before, for readers under way
-    .NAME.versions/lock                                    held by who updates it
+    .NAME.versions/v000012/bucket-00007-v000012.parquet    the rows of a bucket: keys whose hashes select it
+    .NAME.versions/v000012/_segmentlog.json                source and position: see `TableState`
+    .NAME.versions/v000011/                                the previous version, for running readers
+    .NAME.versions/lock                                    held by the running update
 
-Rows and position change in one step: a rename puts the new link over the old one. Every file has another name in
-each version (those of untouched buckets are hard links): a reader that has listed one version, and opens its files
-through the link when the next one is there, finds none of them, and fails instead of mixing two versions.
+Rows and position change in one step: a rename replaces the old link by the new link. Every file has a new name in each
+version (files of untouched buckets are hard links). So a reader that lists one version, and opens its files through the
+link after an update, does not find them: it fails instead of mixing two versions.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _BUCKET: Final = re.compile(r"segmentlog_bucket=(\d+)/")
 
 
 class TableFile(msgspec.Struct, frozen=True):
-    """A file of a version. ``bucket`` is -1 for one that has no rows, and only tells which columns there are."""
+    """A file of a version. ``bucket`` is -1 for a file without rows, which only defines the columns."""
 
     name: str
     bucket: int
@@ -46,7 +46,7 @@ class TableFile(msgspec.Struct, frozen=True):
 
 
 class TableState(msgspec.Struct, frozen=True):
-    """What a version is of, and how far it has come."""
+    """Source, position and files of one version of a table."""
 
     format: int
     version: int
@@ -54,11 +54,11 @@ class TableState(msgspec.Struct, frozen=True):
     store_id: str
     buckets: int
     json_schema: str | None
-    """Spark's JSON of the columns that values have; None where ``value`` is a column."""
+    """Columns of JSON values as Spark's JSON schema; None if ``value`` is a column."""
     positions: dict[int, int]
-    """By partition: every record below is in the table."""
+    """Next offset by partition: the table includes every record before it."""
     marks: dict[int, Mark]
-    """The last record below the position."""
+    """Last record before the position, by partition."""
     files: list[TableFile] = []
 
     @property
@@ -67,10 +67,10 @@ class TableState(msgspec.Struct, frozen=True):
 
 
 class TableFolder:
-    """The link and the versions that it may point to."""
+    """The link of one table and its versions."""
 
     def __init__(self, path: str, fs: FileSystem | None = None) -> None:
-        self.path = mounted_folder(path, "the table is a link that is renamed, and remote stores have none")
+        self.path = mounted_folder(path, "the table is a link that is renamed, and remote stores have no links")
         parent, name = os.path.split(self.path)
         self._parent = parent
         self._target = f".{name}.versions"
@@ -79,16 +79,16 @@ class TableFolder:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Keep others out. Raises `SegmentlogError` where there is something else, or somebody is at it."""
+        """Hold the lock. Raises `SegmentlogError` if the path is not a table, or if another update is running."""
         if os.path.lexists(self.path) and not os.path.islink(self.path):
-            raise SegmentlogError(f"{self.path}: there is something else already; choose another path")
+            raise SegmentlogError(f"{self.path}: the path exists, and it is not a table; choose another path")
         check_folder(self._versions)
         os.makedirs(self._versions, exist_ok=True)
         with locked(f"{self._versions}/lock", "another update of the table"):
             yield
 
     def read(self) -> TableState | None:
-        """The state of the version that the link shows; None without one. Raises `SegmentlogError`."""
+        """Return the state of the version that the link points to; None without a link. Raises `SegmentlogError`."""
         version = self._current()
         if version is None:
             return None
@@ -98,16 +98,16 @@ class TableFolder:
             check_folder(self.folder(version))
             state = msgspec.json.decode(read_plain(self._fs, path, _STATE_MAX_BYTES), type=TableState)
         except (FileNotFoundError, msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
-            raise SegmentlogError(f"{path}: cannot be read ({error}); --rebuild makes the table anew") from None
+            raise SegmentlogError(f"{path}: it cannot be read ({error}); to rebuild the table: --rebuild") from None
         if state.format != FORMAT:
             raise SegmentlogError(f"{path}: format {state.format}, and this version of segmentlog reads {FORMAT}")
         if state.version != version or state.buckets < 1:
-            why = f"it is of version {state.version}, with {state.buckets} buckets"
-            raise SegmentlogError(f"{path}: {why}; --rebuild makes the table anew")
+            why = f"it names version {state.version} and {state.buckets} buckets in the folder of version {version}"
+            raise SegmentlogError(f"{path}: {why}; to rebuild the table: --rebuild")
         for file in state.files:
             if not _FILE.fullmatch(file.name):
-                why = f"it names the file {file.name!r}, which is none of a table: it was not written by segmentlog"
-                raise SegmentlogError(f"{path}: {why}, or was changed since; --rebuild makes the table anew")
+                why = f"it names the file {file.name!r}, and no file of a table has such a name"
+                raise SegmentlogError(f"{path}: {why}; it was changed; to rebuild the table: --rebuild")
         return state
 
     def _current(self) -> int | None:
@@ -118,33 +118,33 @@ class TableFolder:
         folder, _, name = target.rpartition("/")
         match = _VERSION.fullmatch(name)
         if folder != self._target or match is None:
-            raise SegmentlogError(f"{self.path}: it is a link to {target}, which is no table; choose another path")
+            raise SegmentlogError(f"{self.path}: it is a link to {target}, which is not a table; choose another path")
         return int(match[1])
 
     def folder(self, version: int) -> str:
-        """Of a version."""
+        """Return the folder of a version."""
         return f"{self._versions}/v{version:06d}"
 
     def next_version(self) -> int:
-        """The number of the version after all that there are."""
+        """Return the number after that of the newest version."""
         return max((self._current() or 0, *self._numbers())) + 1
 
     def work_folder(self) -> str:
-        """Where Spark writes the buckets that change."""
+        """Return the folder to which Spark writes changed buckets."""
         return f"{self._versions}/work"
 
     def paths(self, state: TableState, buckets: set[int]) -> list[str]:
-        """Of the files with the rows of some buckets. Raises `UntrustedPath` where one is no regular file."""
+        """Return the paths of the buckets' files. Raises `UntrustedPath` if one is not a regular file."""
         return [self._file(state, file) for file in state.files if file.bucket in buckets]
 
     def _file(self, state: TableState, file: TableFile) -> str:
         path = f"{self.folder(state.version)}/{file.name}"
         if not is_plain_file(path):
-            raise UntrustedPath(path, "the file is missing; --rebuild makes the table anew")
+            raise UntrustedPath(path, "the file is missing; to rebuild the table: --rebuild")
         return path
 
     def sweep(self) -> None:
-        """Remove what updates have left that did not come to an end, and versions before the last but one."""
+        """Delete the files of interrupted updates, and all versions except the current and the previous."""
         current = self._current() or 0
         previous = max((number for number in self._numbers() if number < current), default=0)
         for name in os.listdir(self._versions):
@@ -161,9 +161,9 @@ class TableFolder:
         return [int(match[1]) for name in os.listdir(self._versions) if (match := _VERSION.fullmatch(name))]
 
     def build(self, state: TableState, before: TableState | None, touched: set[int]) -> TableState:
-        """Make the folder of a version: what is in the work folder, and the other buckets of the version before.
+        """Create the folder of a version from the work folder and the untouched buckets of the previous version.
 
-        Nobody sees it yet. Everything is fsynced but the link.
+        Readers cannot see it before `publish`. Everything except the link is fsynced.
         """
         folder = self.folder(state.version)
         self._fs.mkdir(folder)
@@ -190,7 +190,7 @@ class TableFolder:
         return state
 
     def publish(self, state: TableState) -> None:
-        """Let the link show this version, durably."""
+        """Point the link to this version, durably."""
         fresh = f"{self._versions}/link"
         os.symlink(f"{self._target}/v{state.version:06d}", fresh)
         self._fs.replace(fresh, self.path)
@@ -206,6 +206,6 @@ def _rows_in(path: str) -> int:
 def _link(source: str, path: str) -> None:
     try:
         os.link(source, path)
-    except OSError:  # a file system without hard links
+    except OSError:  # the file system does not support hard links
         shutil.copyfile(source, path)
         sync_file(FileSystem(), path)

@@ -1,7 +1,8 @@
-"""Which row of a key counts: from records to the rows of a table, in Spark's terms. See `table`.
+"""Reduce records to the latest row of each key, with Spark's operations. See `latest_rows`.
 
-Rows are worked on in one shape, whatever their columns are called in the table: key, partition, offset, timestamp,
-value (bytes, or a struct of JSON columns), whether the record ``deleted`` the row, whether it ``was`` in the table.
+Inside this module all rows have the same columns, independent of their names in the table: key, partition, offset,
+timestamp, value (bytes, or a struct of JSON columns), ``deleted`` (whether the record deletes the row) and ``was``
+(whether the row was in the table before).
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 RECORD: Final = ("key", "value", "partition", "offset", "timestamp")
-"""What is read of a topic."""
+"""Columns that are read from a topic."""
 _OWN: Final = {"key": BinaryType(), "partition": IntegerType(), "offset": LongType(), "timestamp": TimestampType()}
 _VALUE: Final = StructField("value", BinaryType())
 _META: Final = ("key", "partition", "offset", "timestamp", "deleted", "was")
 
 
 class Changes(msgspec.Struct, frozen=True):
-    """What becomes of the keys that have changed."""
+    """Number of rows that an update inserts, updates and deletes."""
 
     inserted: int = 0
     updated: int = 0
@@ -35,17 +36,17 @@ class Changes(msgspec.Struct, frozen=True):
 
 
 class TableRows:
-    """Makes rows of a table whose values are bytes, or ``payload``: JSON objects with these fields."""
+    """Converter between records and rows of a table. Values are bytes, or JSON objects with the fields ``payload``."""
 
     def __init__(self, spark: SparkSession, payload: StructType | None) -> None:
         self._spark = spark
         self._payload = payload
         taken = set() if payload is None else {name.lower() for name in payload.fieldNames()}
         self.names = {own: (hidden if own in taken else own) for hidden, own in METADATA.items()}
-        """What a record's own columns are called beside those of its value."""
+        """Column names in the table for the record's own columns."""
 
     def latest(self, records: DataFrame | None) -> DataFrame:
-        """The last record of each key in each partition, with how many ``records`` there were, and the ``first``."""
+        """Return the last record of each key and partition, with the number of ``records`` and the ``first`` offset."""
         if records is None:
             fields = [*(StructField(name, kind) for name, kind in _OWN.items()), _VALUE]
             records = self._spark.createDataFrame([], StructType(fields))
@@ -69,7 +70,7 @@ class TableRows:
         )
 
     def existing(self, paths: Sequence[str]) -> DataFrame:
-        """The rows in some files of the table."""
+        """Read the rows in files of the table."""
         own = [StructField(self.names[name], kind) for name, kind in _OWN.items()]
         schema = StructType([*own, *([_VALUE] if self._payload is None else self._payload.fields)])
         if paths:
@@ -78,7 +79,7 @@ class TableRows:
             rows = self._spark.createDataFrame([], schema)
         packed = F.col("value")
         if self._payload is not None:
-            # With the payload's own type: in a file every column may be null.
+            # Cast to the payload's type: columns read from a file are nullable.
             packed = F.struct(*[F.col(f"`{field.name}`") for field in self._payload.fields]).cast(self._payload)
         return rows.select(
             *[F.col(self.names[name]).alias(name) for name in _OWN],
@@ -88,7 +89,7 @@ class TableRows:
         )
 
     def shaped(self, rows: DataFrame, *others: str) -> DataFrame:
-        """With the columns of the table, and others."""
+        """Return rows with the columns of the table, and ``others``."""
         if self._payload is None:
             value = [F.col("value")]
         else:
@@ -98,13 +99,13 @@ class TableRows:
 
 
 def winners(rows: DataFrame) -> DataFrame:
-    """The row that counts of each key, and whether there ``was`` one before.
+    """Return the latest row of each key, and whether the table had a row of the key before (``was``).
 
-    In a partition it is the one with the highest offset; among those of several partitions the latest.
+    In a partition the row with the highest offset is the latest; among partitions, the row with the latest timestamp.
     """
     was = F.max("was").alias("was")
     content = [F.col(name) for name in rows.columns if name not in ("key", "partition", "was")]
-    # One shuffle for both: what is grouped by key lies together for key and partition, too.
+    # One shuffle serves both groupings: rows partitioned by key are also grouped by key and partition.
     together = rows.repartition("key")
     inner = together.groupBy("key", "partition").agg(F.max_by(F.struct(*content), "offset").alias("last"), was)
     order = F.struct("last.timestamp", "last.offset", "partition")
@@ -113,14 +114,14 @@ def winners(rows: DataFrame) -> DataFrame:
 
 
 def merged(existing: DataFrame, changes: DataFrame) -> DataFrame:
-    """The rows that there are after the changes."""
+    """Return the rows after the changes."""
     return winners(existing.unionByName(changes.select(existing.columns))).where("NOT deleted")
 
 
 def count_changes(existing: DataFrame, changes: DataFrame) -> Changes:
-    """How many rows come, change and go; without reading any value of those that exist."""
+    """Count inserted, updated and deleted rows, without reading the values of existing rows."""
     affected = existing.select(*_META).join(changes.select("key"), "key", "left_semi")
-    # A key may stay as it is: its change is older than its row, which is from another partition.
+    # A row may stay unchanged: it may come from another partition and be later than the change.
     both = affected.withColumn("stays", F.lit(True)).unionByName(
         changes.select(*_META).withColumn("stays", F.lit(False))
     )

@@ -1,4 +1,4 @@
-"""Records from anything that Spark reads, and to anything that it writes."""
+"""Import rows from any source of Spark into a topic, and export records to any sink of Spark."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _FILES: Final = ("parquet", "json", "csv", "orc", "avro", "text", "xml")
-"""Sources that are folders of files: a stream of one has to be told its columns."""
+"""Sources that are folders of files, for which a stream needs an explicit schema."""
 _READ_OPTIONS: Final[dict[str, dict[str, str]]] = {"csv": {"header": "true", "inferSchema": "true"}}
 _WRITE_OPTIONS: Final[dict[str, dict[str, str]]] = {"csv": {"header": "true"}}
 _DATE: Final = "date"
@@ -44,40 +44,40 @@ Mode = Literal["errorifexists", "append", "overwrite"]
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Where rows come from or go to, as Spark has it."""
+    """A source or sink of Spark."""
 
     format: str
     path: str | None = None
-    """None where there is none, as for ``jdbc``."""
+    """None for formats without a path, such as ``jdbc``."""
     options: Mapping[str, str] = {}
 
 
 class RecordShape(msgspec.Struct, frozen=True):
-    """What of a row becomes a record."""
+    """Mapping of a row to a record."""
 
     key: tuple[str, ...] = ()
-    """One column as it is; several as a JSON object of them."""
+    """Columns of the key: one column is used unchanged; several become a JSON object."""
     value: str | None = None
-    """A column; None: the whole row as a JSON object, fields that are null included."""
+    """Column of the value; None: the whole row as a JSON object, with null fields."""
     timestamp: str | None = None
-    """A column of times, of milliseconds since 1970 or of ISO 8601; None: now."""
+    """Column of the timestamp: times, milliseconds since 1970 or ISO 8601; None: the current time."""
     tombstones: bool = False
-    """Whether a value may be null."""
+    """Whether values may be null, which makes the record a tombstone."""
 
 
 class RowShape(msgspec.Struct, frozen=True):
-    """What of a record becomes a row: all of its columns, unless ``json_values``."""
+    """Mapping of a record to a row: the record's own columns, or with ``json_values`` the fields of its value."""
 
     text: bool = False
-    """The key and the value as text rather than bytes."""
+    """Whether key and value are text instead of bytes."""
     json_values: bool = False
-    """The fields of the value instead of the record's own columns."""
+    """Whether the row has the fields of the value instead of the record's own columns."""
     schema: str | None = None
-    """Which fields (DDL); None: those that the first and last records have."""
+    """The fields as DDL; None: the fields of the first and last records."""
     metadata: bool = False
-    """With ``json_values``: the record's own columns too, as _key, _partition, _offset, _timestamp."""
+    """With ``json_values``: add the record's own columns as _key, _partition, _offset, _timestamp."""
     strict: bool = False
-    """With ``json_values``: fail at a value that is no such object, instead of a row of nulls."""
+    """With ``json_values``: fail at a value that is not a JSON object, instead of a row of nulls."""
 
 
 # ---------------------------------------------------------------- import
@@ -97,20 +97,21 @@ def import_rows(
 ) -> QueryReport:
     """Append the rows of a source to a topic.
 
-    One job, whose rows become visible at once; with ``incremental`` only those that are new since the last run with
-    the same checkpoint, each exactly once. CSV files have a header, unless an option says otherwise.
+    By default one job appends all rows, which become visible at once. With ``incremental`` a query appends only the
+    rows that are new since the last run with the same checkpoint, each exactly once. CSV files have a header, unless an
+    option of the source disables it.
 
     Args:
-        schema: of the source, as DDL; None: what Spark finds there.
-        create: make the topic with so many partitions, if it is not there.
+        schema: the schema of the source, as DDL; None: Spark infers it.
+        create: create the topic with this number of partitions, if it does not exist.
 
     Raises:
-        UnknownTopic: there is no such topic.
-        InvalidConfig: ``incremental``, and the source is one file.
-        SparkFailed: the source cannot be read, or not as a stream; a column is not there.
+        UnknownTopic: the topic does not exist.
+        InvalidConfig: with ``incremental``, if the source is a single file.
+        SparkFailed: Spark cannot read the source, or not as a stream; a column does not exist.
     """
     if incremental is not None and source.format in _FILES and os.path.isfile(source.path or ""):
-        raise InvalidConfig("path", source.path, "a folder, where files arrive that are to be read once each")
+        raise InvalidConfig("path", source.path, "a folder: an incremental import reads each new file of it once")
     rows = _read(spark, source, schema, streaming=incremental is not None)
     records = _records_of(rows, shape)
     ensure_topic(path, topic, create)
@@ -163,24 +164,24 @@ def export_records(
 ) -> QueryReport:
     """Write the records of a topic to a sink.
 
-    With ``incremental`` what is new since the last run with the same checkpoint is added, where the sink takes
-    streams; to files exactly once.
+    With ``incremental``, append only the records that are new since the last run with the same checkpoint. The sink
+    must support streams; files get each record exactly once.
 
     Args:
-        start: "earliest", "latest" or JSON as in ``startingOffsets``; a checkpoint that there is goes before it.
-        partition_by: columns that become folders; ``date`` is that of the record's timestamp, in the session's time
-            zone, unless there is a column of that name.
-        mode: what to do with what is in the place; ``incremental`` always adds.
+        start: "earliest", "latest" or JSON as in ``startingOffsets``; an existing checkpoint overrides it.
+        partition_by: columns that become folders; ``date`` is the date of the record's timestamp, in the session's
+            time zone, unless the rows have a column of that name.
+        mode: treatment of existing data in the sink; ``incremental`` always appends.
 
     Raises:
-        UnknownTopic: there is no such topic.
-        NotJson: with ``json_values``, and no schema: there are none.
-        InvalidConfig: CSV was asked for with the bytes of keys and values.
-        SparkFailed: the sink does not take it; a value is not text.
+        UnknownTopic: the topic does not exist.
+        NotJson: with ``json_values`` and no schema, if the sample has no JSON object.
+        InvalidConfig: the format is CSV, and keys and values are bytes.
+        SparkFailed: the sink does not accept the rows; a value is not text.
     """
     ensure_topic(path, topic)
     if sink.format == "csv" and not (shape.text or shape.json_values):
-        accepted = "given with text or json_values (--text or --json-values): CSV has no column of bytes"
+        accepted = "combined with text or json_values (--text or --json-values): CSV cannot hold bytes"
         raise InvalidConfig("format", "csv", accepted)
     rows = _rows_of(spark, path, topic, sink, shape, start, _DATE in partition_by, incremental is not None)
     options = {**_WRITE_OPTIONS.get(sink.format, {}), **sink.options}
@@ -219,7 +220,7 @@ def _rows_of(
     with_date = with_date and _DATE not in schema.fieldNames()
     needed = dict.fromkeys([*kept, *(["_timestamp"] if with_date else [])])
     columns = ["value", *(METADATA[name] for name in needed)]
-    # As binary: text that is none is one more value that does not parse.
+    # Read values as binary: text that is not UTF-8 then becomes a row of nulls, like other invalid JSON.
     records = read_topic(spark, path, topic, columns, start=start, streaming=streaming)
     rows = json_columns(records, schema, needed, strict=shape.strict)
     if with_date:

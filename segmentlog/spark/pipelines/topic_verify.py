@@ -1,7 +1,7 @@
-"""`segmentlog spark verify`: every checksum and invariant of a topic, its segments looked at by Spark's tasks.
+"""Verify every checksum and invariant of a topic with Spark's tasks, for `segmentlog spark verify`.
 
-The tasks read the segments, which is nearly all of the work. What it means is told by the same
-code as for `segmentlog verify`, on the driver: see `segmentlog.inspection.split_inspection`.
+The tasks read the segments, which is nearly all of the work. The driver evaluates their results with the code of
+`segmentlog verify`: see `segmentlog.inspection.split_inspection`.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 OnProgress = Callable[[int, int], None]
-"""Told of (bytes that were looked at, bytes that there are); while Spark works, from another thread."""
+"""Called with (verified bytes, total bytes), from another thread while Spark works."""
 
 _PROGRESS_PAUSE_S = 0.2
 
 
 class StoreNotShared(SegmentlogError):
-    """An executor does not see the store's folder."""
+    """The store's folder does not exist on the host of an executor."""
 
     def __init__(self, path: str, host: str) -> None:
         super().__init__(path, host)
@@ -54,17 +54,17 @@ class StoreNotShared(SegmentlogError):
 
     def __str__(self) -> str:
         return (
-            f"{self.path}: there is no such folder on host {self.host}, where a Spark executor runs; put the store on"
-            " a file system that every executor sees under this path, or run with --master 'local[*]'"
+            f"{self.path}: there is no such folder on host {self.host}, where a Spark executor runs; mount the store's"
+            " file system under this path on every executor, or run with --master 'local[*]'"
         )
 
 
 class VerifyReport(msgspec.Struct, frozen=True):
-    """What was found in a topic, and how much was looked at."""
+    """Findings in a topic, and the amount of verified data."""
 
     topic: str
     findings: list[Finding]
-    """What `inspect_store` finds, in its order."""
+    """Findings of `inspect_store`, in its order."""
     partitions: int
     segments: int
     batches: int
@@ -72,15 +72,15 @@ class VerifyReport(msgspec.Struct, frozen=True):
     size_bytes: int
     seconds: float
     segments_on_driver: int
-    """Those that the driver looked at itself: they changed meanwhile, or their epochs go back. Many make it slow."""
+    """Segments that the driver read itself, because they changed meanwhile or their epochs decrease. Many are slow."""
 
 
 def verify(spark: SparkSession, path: str, topic: str, *, on_progress: OnProgress | None = None) -> VerifyReport:
-    """Check every checksum, index and invariant of a topic; changes nothing, takes no lock.
+    """Check every checksum, index and invariant of a topic without changing or locking anything.
 
-    Every executor has to see the folder ``path``, or reach the object store that it is a URL of. A task holds one
-    segment in memory at a time. What tasks send to the driver is less than a byte a batch, and ten for each of a
-    producer; where that comes to more than a gigabyte in all, Spark asks for a larger ``spark.driver.maxResultSize``.
+    Every executor must have the folder ``path``, or reach the object store at that URL. A task holds one segment in
+    memory at a time. Tasks send less than one byte per batch to the driver, and ten bytes per batch of a producer. If
+    the total exceeds 1 GB, Spark fails and asks for a larger ``spark.driver.maxResultSize``.
 
     Raises `StoreVersionError`, `UnknownTopic`, `StoreNotShared`, OSError.
     """
@@ -90,7 +90,7 @@ def verify(spark: SparkSession, path: str, topic: str, *, on_progress: OnProgres
         if topic not in list_topics(fs, folder):
             raise UnknownTopic(topic)
         jobs = list_segment_jobs(fs, folder, topic)
-        known = KnownSegments(_look_in_tasks(spark, place, folder, topic, jobs, on_progress))
+        known = KnownSegments(_inspect_in_tasks(spark, place, folder, topic, jobs, on_progress))
         tally = Tally()
         findings = list(inspect_store(folder, topic, fs=fs, tally=tally, inspect=known))
     if on_progress is not None:
@@ -99,7 +99,7 @@ def verify(spark: SparkSession, path: str, topic: str, *, on_progress: OnProgres
     return VerifyReport(topic, findings, *tally.counts(), seconds, known.inspected_here)
 
 
-def _look_in_tasks(
+def _inspect_in_tasks(
     spark: SparkSession,
     place: Place,
     folder: str,
@@ -107,30 +107,29 @@ def _look_in_tasks(
     jobs: Sequence[SegmentJob],
     on_progress: OnProgress | None,
 ) -> list[SegmentResult]:
-    """What the tasks found. Raises `StoreNotShared`."""
+    """Return the results of the tasks. Raises `StoreNotShared`."""
     if not jobs:
         return []
     context = spark.sparkContext
     shares = split(jobs, context.defaultParallelism)
     done_bytes = context.accumulator(0)
-    todo = context.parallelize(shares, len(shares)).map(partial(_look_at_share, place, folder, topic, done_bytes))
+    todo = context.parallelize(shares, len(shares)).map(partial(_inspect_share, place, folder, topic, done_bytes))
     with _progress(done_bytes, sum(job.size_bytes for job in jobs), on_progress):
         results = todo.collect()
     for result in results:
-        # Where the driver does not see it any more either, it was deleted, and the inspection says so.
+        # If the folder is missing on the driver too, the topic was deleted, and the inspection reports that.
         if isinstance(result, str) and os.path.isdir(f"{folder}/{topic}"):
             raise StoreNotShared(f"{folder}/{topic}", result)
     return [looked for result in results if not isinstance(result, str) for looked in result]
 
 
-def _look_at_share(
+def _inspect_share(
     place: Place, folder: str, topic: str, done_bytes: Accumulator[int], share: Sequence[SegmentJob]
 ) -> list[SegmentResult] | str:
-    """In a task: what is in these segments, by their paths in the driver's ``folder``.
+    """Inspect a share of the segments. Runs on an executor.
 
-    The name of this host if it does not see the folder at all.
-
-    Nothing is raised: Spark would try again elsewhere, and wrap the sentence in a hundred lines.
+    Return the results, with the paths in the driver's ``folder``, or the name of this host if the folder does not exist
+    on it. That is not an exception: Spark would retry the task, and bury the message in a hundred lines.
     """
     with contextlib.ExitStack() as stack:
         fs, here = FileSystem(), folder
@@ -153,7 +152,7 @@ def _look_at_share(
 
 @contextlib.contextmanager
 def _progress(done_bytes: Accumulator[int], total_bytes: int, on_progress: OnProgress | None) -> Iterator[None]:
-    """Tells of it while Spark has this thread."""
+    """Report progress from another thread inside the block, while Spark blocks this thread."""
     if on_progress is None:
         yield
         return

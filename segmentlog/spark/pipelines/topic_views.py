@@ -1,4 +1,4 @@
-"""Queries in which every topic is a view."""
+"""Run SQL queries in which every topic is a view."""
 
 from __future__ import annotations
 
@@ -38,26 +38,26 @@ _ENDINGS: Final = {"parquet": "parquet", "csv": "csv", "json": "json", "ndjson":
 def query(
     spark: SparkSession, path: str, text: str, *, schemas: Mapping[str, str] | None = None, strict: bool = False
 ) -> DataFrame:
-    """What a query says, in Spark's SQL, over the topics of a store.
+    """Return the result of a query in Spark's SQL over the topics of a store.
 
-    The view of a topic has the fields of its values, where these are JSON objects, and the columns _key, _value,
-    _partition, _offset, _timestamp and _headers. A name that is more than a word stands in backticks: `` `my-topic` ``.
-    Views of the session's own of the same name go before topics.
+    The view of a topic has the fields of its values, if they are JSON objects, and the columns _key, _value,
+    _partition, _offset, _timestamp and _headers. A name with other characters than letters, digits and _ needs
+    backticks: `` `my-topic` ``. A view of the session hides a topic of the same name.
 
     Args:
-        schemas: the fields of a topic's values by its name, as DDL; others': those that the first and last records
-            have.
-        strict: fail at a value that is no JSON object, instead of a row of nulls.
+        schemas: the fields of a topic's values as DDL, by topic; other topics have the fields of their first and last
+            records.
+        strict: fail at a value that is not a JSON object, instead of a row of nulls.
 
     Raises:
-        UnknownTopic: the query names a table that is neither a topic nor one of Spark's.
-        SparkFailed: the query is no SQL, or names a column that is not there.
+        UnknownTopic: the query names a table that does not exist in the store or in Spark.
+        SparkFailed: the query is not valid SQL, or names a column that does not exist.
     """
     schemas = schemas or {}
     topics = _topics(path)
     for name in schemas:
         if name not in topics:
-            raise UnknownTopic(name, _there_is(path, topics))
+            raise UnknownTopic(name, _unknown_topic_reason(path, topics))
     mentioned = _mentioned(topics, text)
     try:
         return _run(spark, path, text, mentioned, schemas, strict)
@@ -66,14 +66,14 @@ def query(
         if condition == "TABLE_OR_VIEW_NOT_FOUND":
             name = (error.getMessageParameters() or {}).get("relationName", "").replace("`", "")
             if name in topics:
-                raise SparkFailed(f"the name of topic {name!r} stands in backticks: `{name}`") from error
-            raise UnknownTopic(name, _there_is(path, topics)) from error
+                raise SparkFailed(f"the name of topic {name!r} needs backticks: `{name}`") from error
+            raise UnknownTopic(name, _unknown_topic_reason(path, topics)) from error
         if condition.startswith("UNSUPPORTED_INSERT"):
-            why = "a query only reads topics; a view takes INSERT that is of the source itself"
+            why = "a query only reads topics; to INSERT, create a view on the source segmentlog"
             raise SparkFailed(f"{why}: {A_VIEW}") from error
         if not condition.startswith("UNRESOLVED_COLUMN"):
             raise
-    # It fails again, with the names of all columns there are for advice.
+    # Run it again with all columns: it fails again, but Spark's message then suggests the names of all columns.
     return _run(spark, path, text, mentioned, schemas, strict, narrow=False)
 
 
@@ -83,28 +83,26 @@ def save(
     form: str | None = None,
     mode: Literal["errorifexists", "append", "overwrite"] = "errorifexists",
 ) -> QueryReport:
-    """Write the rows of a query to a folder; the format is ``form``, or that of the folder's ending.
+    """Write the rows of a query to a folder, in the format ``form``, or in the format of the folder's ending.
 
     Raises:
-        InvalidConfig: neither says which format.
-        SparkFailed: the query fails, or the format does not take its columns.
+        InvalidConfig: ``form`` is None, and the ending names no format.
+        SparkFailed: the query fails, or the format does not support its columns.
     """
     form = form or _ENDINGS.get(to.rpartition(".")[2].lower())
     if form is None:
-        raise InvalidConfig(
-            "format", None, f"named where the ending of {to!r} does not tell it: parquet, csv, json ..."
-        )
+        raise InvalidConfig("format", None, f"named, because {to!r} does not end with a format: parquet, csv, json ...")
     options = {"header": "true"} if form == "csv" else {}
     return run_batch(rows, lambda counted: counted.write.format(form).mode(mode).options(**options), to)
 
 
 def as_json(rows: DataFrame) -> DataFrame:
-    """Each row as a JSON object, in one column."""
+    """Return each row as a JSON object, in one column."""
     return rows.select(F.to_json(F.struct("*"), JSON_OPTIONS).alias("json"))
 
 
 def printable(rows: DataFrame) -> DataFrame:
-    """The rows as people read them: what has parts as JSON, times in the session's time zone."""
+    """Return rows for display: structs, arrays and maps as JSON, times in the session's time zone."""
     plain = rows.toDF(*(f"c{at}" for at in range(len(rows.columns))))  # a join may have two columns of one name
     kinds = [field.dataType for field in plain.schema.fields]
     shown = [
@@ -119,15 +117,18 @@ def _topics(path: str) -> list[str]:
         return store.topics()
 
 
-def _there_is(path: str, topics: list[str]) -> str:
-    return f"it does not exist in {without_secrets(path)} (there is {', '.join(topics[:20]) or 'no topic at all'})"
+def _unknown_topic_reason(path: str, topics: list[str]) -> str:
+    return f"it does not exist in {without_secrets(path)} (existing topics: {', '.join(topics[:20]) or 'none'})"
 
 
 def _mentioned(topics: list[str], text: str) -> list[str]:
-    """The topics that the query may name; rather one too many, which costs a look at some of its records."""
+    """Return the topics that a query may name.
+
+    A false positive is harmless: it costs reading a sample of the topic.
+    """
     found: dict[str, str] = {}
     for flags in (re.IGNORECASE, 0):
-        # Spark's names have no case: of topics that differ in nothing else the query means the one it spells.
+        # Spark ignores case. If topics differ only in case, the query means the topic with its exact spelling.
         found |= {
             topic.lower(): topic for topic in topics if re.search(rf"(?<!\w){re.escape(topic)}(?!\w)", text, flags)
         }
@@ -144,10 +145,10 @@ def _run(
     *,
     narrow: bool = True,
 ) -> DataFrame:
-    """The query, with views as long as Spark looks for them."""
+    """Run the query, with views of the topics that exist only while Spark resolves names."""
     taken = {table.name.lower() for table in spark.catalog.listTables() if table.isTemporary}
     made = []
-    # Without this star every column that is used is named; a strict reading is one of whole values.
+    # Only count(*) may have a star: then the text names every column that it uses. A strict read needs whole values.
     narrow = narrow and not strict and "*" not in _COUNT_ALL.sub("", text)
     try:
         for topic in topics:
@@ -164,11 +165,11 @@ def _run(
 
 
 def _view(spark: SparkSession, path: str, topic: str, schema: StructType, text: str | None, strict: bool) -> DataFrame:
-    """A topic's columns; with ``text`` those that it may mean, as the others need not be read."""
+    """Return the columns of a topic; with ``text``, only columns that it may mention, so that less is read."""
     metadata = list(METADATA)
     if text is not None:
         schema = narrowed(schema, text)
-        # To count the rows, one is needed.
+        # Counting rows needs at least one column.
         metadata = [name for name in metadata if mentions(name, text)] or ["_partition"]
     columns = [METADATA[name] for name in metadata] + (["value"] if schema.fields else [])
     return json_columns(read_topic(spark, path, topic, columns), schema, metadata, strict=strict)
