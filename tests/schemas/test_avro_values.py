@@ -134,5 +134,5 @@ def test_unions_try_each_part_once() -> None:
     value: Any = 5
     for _ in range(40):
         value = {"n": value}
-    with pytest.raises(InvalidPayload, match="is n"):
+    with pytest.raises(InvalidPayload, match="is not a valid n"):
         PlainWriter(parse("AVRO", json.dumps(schema)), 1).write(value)
