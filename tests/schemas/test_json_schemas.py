@@ -196,7 +196,7 @@ def test_no_pattern_keeps_the_process_busy(document: Any) -> None:
     """One that `re` would try for years is tried in passing, whatever draft it says that it is of."""
     check = _checker(document)
     check({"a": "a" * 64})
-    with pytest.raises(InvalidPayload, match="it does not fit its schema"):
+    with pytest.raises(InvalidPayload, match="the value does not match its schema"):
         check({"a": "a" * 64 + "!"})
 
 
@@ -206,7 +206,7 @@ def test_no_pattern_of_names_keeps_the_process_busy(rest: Any) -> None:
     check = _checker({"patternProperties": {_EVIL: {"type": "integer"}}, "additionalProperties": rest})
     check({"a" * 64: 1})
     for value in ({"a" * 64 + "!": 1}, {"a" * 64: "text"}):
-        with pytest.raises(InvalidPayload, match="it does not fit its schema"):
+        with pytest.raises(InvalidPayload, match="the value does not match its schema"):
             check(value)
 
 
@@ -216,13 +216,13 @@ def test_patterns_are_those_of_json_schema() -> None:
     check("\u00e9\\u0041")
     with pytest.raises(InvalidPayload, match="does not match"):
         check("eA")
-    with pytest.raises(InvalidPayload, match="RE2 does not take"):
+    with pytest.raises(InvalidPayload, match="RE2 does not accept"):
         _checker({"pattern": "^(?=a)b"})("ab")
     both = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "patternProperties": {_EVIL: True}, "unevaluatedProperties": False,
     }  # fmt: skip
-    with pytest.raises(InvalidPayload, match="not checked here"):
+    with pytest.raises(InvalidPayload, match="cannot be checked"):
         _checker(both)({"a" * 40 + "!": 1})
 
 
