@@ -27,7 +27,7 @@ class AnyDeserializer:
 def document_decoder(registry: SchemaSource) -> Callable[[str, bytes], Any]:
     """Return a function that decodes a topic's value to dicts, lists, strings, numbers, booleans and None. Thread-safe.
 
-    The function returns None for a value that has no schema in the registry, does not match its schema, or is too
+    The function returns None if the registry lacks the value's schema, if the value violates it, or if the value is too
     large. It raises `MissingPackage` if the package that reads this schema type is not installed.
     """
     deserializer = AnyDeserializer(registry)

@@ -133,7 +133,7 @@ def _kind(branch: Any) -> Any:
 
 
 def _logical(kind: str, value: Any) -> Any:
-    """Return the value of a logical type from its string form; None if the value is not such a string."""
+    """Return the value of a logical type from its string form, or None for any other value."""
     if kind == "decimal" and isinstance(value, str | int | float) and not isinstance(value, bool):
         try:
             return decimal.Decimal(str(value))

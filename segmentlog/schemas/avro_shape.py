@@ -72,7 +72,8 @@ class AvroShape:
     def _note(self, one: Any) -> None:
         """Record the limits of one part, from the limits of the parts that it contains.
 
-        A part that contains itself has no limits yet, and counts as empty: without a byte between it has no values.
+        The limits of a part that contains itself are not known yet. It counts as empty: only a byte, such as that of a
+        union or an array, can end its values.
         """
         key, parts = id(one), parts_of(one)
         self._height[key] = 1 + max((self._height.get(id(part), 0) for part in parts), default=0)

@@ -32,7 +32,7 @@ def _is_open(node: Node) -> bool:
 
 
 def _covering(node: Node, name: str) -> Any:
-    """Return the schema that applies to a property without its own schema, or None."""
+    """Return the schema of a property that ``properties`` does not name, or None."""
     for pattern, schema in node.raw.get("patternProperties", {}).items():
         try:
             # RE2, not `re`: a client chooses the pattern and the name, and `re` takes years for some of them.

@@ -65,7 +65,9 @@ class Root:
             return self, True
         root = self._named(name)
         if root is None:
-            raise InvalidSchema(f"Invalid JSON schema: unresolved $ref {reference!r}: no reference has that name")
+            raise InvalidSchema(
+                f"Invalid JSON schema: unresolved $ref {reference!r}: the schema has no reference with that name"
+            )
         found = root.document if not fragment else root._at(fragment)
         if found is None:
             raise InvalidSchema(f"Invalid JSON schema: unresolved $ref {reference!r}: its target does not exist")

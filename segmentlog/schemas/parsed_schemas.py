@@ -107,8 +107,8 @@ class Library:
     def identity_of_stored(self, state: RegistryState, record: SchemaRecord) -> Identity:
         """Return the identity of a registered schema, also if this process cannot parse it.
 
-        Another registry may have stored a text that is not canonical, or that this process cannot parse. Then the
-        stored text itself is the identity.
+        Another registry may have stored a text that is not canonical, so the text is parsed first. If this process
+        cannot parse the text, the text itself is the identity.
         """
         key = (context_of(record.subject), record.id)
         known = self._identities.get(key)

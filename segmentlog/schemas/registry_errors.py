@@ -110,7 +110,7 @@ def registration_problem(error: Exception, *, may_see: bool) -> str:
 
 
 class InvalidSchema(SchemaError, ValueError):
-    """(why) The text is not a valid schema of its type, or refers to a schema that does not exist."""
+    """(why) The text is not a valid schema of its type, or it refers to a missing schema."""
 
     code = 42201
 
@@ -181,13 +181,13 @@ class MissingPackage(SchemaError, ImportError):
 
 
 class InvalidPayload(SchemaError, ValueError):
-    """(why) The bytes do not come from a serializer, or the value does not match its schema."""
+    """(why) The bytes lack the head that a serializer writes, or the value violates its schema."""
 
     code = 42201
 
 
 class RegistryUnavailable(SchemaError):
-    """(url, why) A registry did not answer over HTTP, or its answer is not valid."""
+    """(url, why) A registry did not answer over HTTP, or its answer is malformed."""
 
     text = "{0}: {1}"
 

@@ -23,7 +23,7 @@ class RegistryState:
 
     def __init__(self) -> None:
         self.subjects: dict[str, Versions] = {}
-        """Includes soft-deleted versions. A subject without any version is not in it."""
+        """Versions by subject, including soft-deleted versions; permanently deleted subjects are absent."""
         self.ids: dict[str, dict[int, dict[Place, None]]] = {}
         """For each context and id: the versions with that id, in the order of their registration."""
         self.highest: dict[str, int] = {}
