@@ -72,8 +72,8 @@ class AvroShape:
     def _note(self, one: Any) -> None:
         """Record the limits of one part, from the limits of the parts that it contains.
 
-        The limits of a part that contains itself are not known yet. It counts as empty: only a byte, such as that of a
-        union or an array, can end its values.
+        The limits of a part that contains itself are not known yet, so it counts as empty. Its values are finite only
+        if a byte, such as a union's, ends the recursion.
         """
         key, parts = id(one), parts_of(one)
         self._height[key] = 1 + max((self._height.get(id(part), 0) for part in parts), default=0)

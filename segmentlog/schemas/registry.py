@@ -73,8 +73,9 @@ class SchemaRegistry(RegistryReads):
     def register(self, subject: str, draft: Draft, *, normalize: bool = False, force: bool = False) -> SchemaRecord:
         """Register a schema as the next version of a subject, and return its record.
 
-        A schema that the subject already has keeps its version. A schema has one id under all subjects of a context. ``force`` skips the compatibility check. Raises `InvalidSchema`, `IncompatibleSchema`,
-        `NotPermitted`, `SchemaTooLarge`.
+        A schema that the subject already has keeps its version. A schema has one id under all subjects of a context.
+        ``force`` skips the compatibility check. Raises `InvalidSchema`, `IncompatibleSchema`, `NotPermitted`,
+        `SchemaTooLarge`.
         """
         subject = check_subject(subject)
         if not -1 <= draft.id <= ID_MAX or not 0 <= draft.version <= VERSION_MAX:
