@@ -20,8 +20,8 @@ _ENUM_MAX: Final = (1 << 31) - 1
 def print_file(file: pb.FileDescriptorProto, *, in_order: bool = False) -> str:
     """Return the canonical text of a file.
 
-    All type names in the file must be full, such as ``.pkg.Message``; a descriptor pool sets them so. ``in_order`` sorts
-    everything whose order has no meaning: imports, options, fields, reserved ranges and names.
+    All type names in the file must be full, such as ``.pkg.Message``, the form that a descriptor pool sets.
+    ``in_order`` sorts everything whose order has no meaning: imports, options, fields, reserved ranges and names.
     """
     return _Printer(file, in_order).text()
 
