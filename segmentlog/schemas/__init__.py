@@ -1,6 +1,6 @@
-"""What the values of records look like: schemas, their versions, and what may follow what.
+"""Schemas of record values: registry, serializers, versions and compatibility.
 
-Names are imported when they are first used: what reads schemas is optional, and takes time to load.
+Names are imported at their first use, because the packages that read schemas are optional and load slowly.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Values of whatever schema, as plain objects: for who prints them."""
+"""Decodes values of any schema type to plain objects, for printing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from segmentlog.schemas.subject_strategy import SchemaSource
 
 
 class AnyDeserializer:
-    """Dicts, lists, numbers and texts, by the schema that each record names. Thread-safe."""
+    """Decodes each record with the schema that it names, to dicts, lists, numbers and strings. Thread-safe."""
 
     def __init__(self, registry: SchemaSource, schema_type: Literal["AVRO", "JSON", "PROTOBUF"] | None = None) -> None:
         self._readers = Readers(registry, _make, schema_type)
@@ -25,10 +25,10 @@ class AnyDeserializer:
 
 
 def document_decoder(registry: SchemaSource) -> Callable[[str, bytes], Any]:
-    """A function that decodes a topic's value to dicts, lists, texts, numbers, booleans and None. Thread-safe.
+    """Return a function that decodes a topic's value to dicts, lists, strings, numbers, booleans and None. Thread-safe.
 
-    It returns None for a value without a schema in the registry, and for one that does not fit its schema or is too
-    large. Raises `MissingPackage` if the package that reads this kind of schema is not installed.
+    The function returns None if the registry lacks the value's schema, if the value violates it, or if the value is too
+    large. It raises `MissingPackage` if the package that reads this schema type is not installed.
     """
     deserializer = AnyDeserializer(registry)
 
@@ -37,7 +37,7 @@ def document_decoder(registry: SchemaSource) -> Callable[[str, bytes], Any]:
 
         try:
             (found,) = deserializer.deserialize(topic, [value])
-            return msgspec.to_builtins(found)  # bytes and times as JSON has them
+            return msgspec.to_builtins(found)  # converts bytes and times to their JSON form
         except MissingPackage:
             raise
         except (SegmentlogError, ValueError, TypeError, LookupError, OSError, RecursionError):

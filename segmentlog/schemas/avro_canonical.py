@@ -1,6 +1,6 @@
-"""One text for each Avro schema: that which Java's `Schema.toString` writes, as other registries store it.
+"""The canonical text of an Avro schema: the output of Java's `Schema.toString`, which other registries store.
 
-A name is written short inside of its own namespace, a primitive as its name alone, and attributes in one order:
+Names in their own namespace are short, primitive types are written as their name, and attributes have a fixed order:
 
     record, error   type name namespace doc fields PROPERTIES aliases
     enum            type name namespace doc symbols default PROPERTIES aliases
@@ -8,7 +8,7 @@ A name is written short inside of its own namespace, a primitive as its name alo
     array, map      type items | values PROPERTIES
     a field         name type doc default order aliases PROPERTIES
 
-This is not Avro's "parsing canonical form", which leaves out what readers want to know: defaults, docs, logical types.
+This is not Avro's "parsing canonical form", which drops information that readers need: defaults, docs, logical types.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FIELD: Final = {"name", "type", "doc", "default", "order", "aliases"}
 
 
 def canonical_document(schema: Any, namespace: str = "", *, in_order: bool = False) -> Any:
-    """A valid schema, as JSON has it, in the form above; ``in_order`` also sorts properties and aliases."""
+    """Return a valid schema, parsed from JSON, in canonical form; ``in_order`` also sorts properties and aliases."""
     if isinstance(schema, str):
         return schema if schema in PRIMITIVES else _short(_full_name(schema, namespace), namespace)
     if isinstance(schema, list):
@@ -82,7 +82,7 @@ def _field(field: dict[str, Any], namespace: str, in_order: bool) -> dict[str, A
 
 
 def _properties(schema: dict[str, Any], reserved: set[str], in_order: bool) -> dict[str, Any]:
-    """What is neither Avro's own nor to be lost: logical types, what people put beside them."""
+    """Return the attributes that Avro does not reserve, such as logical types and user properties."""
     names = [name for name in schema if name not in reserved]
     return {name: schema[name] for name in (sorted(names) if in_order else names)}
 

@@ -1,13 +1,13 @@
-"""From JSON as people write it, and as `consume --avro` prints it, to what Avro's writer takes.
+"""Converts plain JSON, as `consume --avro` prints it, to the values that fastavro's writer expects.
 
     bytes, fixed       text in base64
     decimal            "12.30", or a number
-    date, timestamps   "2026-07-31", "2026-07-31T12:00:00Z", or the number that Avro keeps
+    date, timestamps   "2026-07-31", "2026-07-31T12:00:00Z", or the number that Avro stores
     time               "12:00:00", or the number
     uuid               text
-    unions             the first branch that the value fits; also {"string": "a"}, as Avro's own JSON has it
+    unions             the first branch that matches the value; also {"string": "a"}, Avro's own JSON encoding
 
-All else is as JSON has it.
+All other types have the same form as in JSON.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ _INTEGERS: Final = {"int": 31, "long": 63}
 
 
 class FromJson:
-    """One schema, as fastavro has parsed it: with whole names."""
+    """Converter for one schema, as parsed by fastavro: with full names."""
 
     def __init__(self, schema: Any, names: Mapping[str, Any]) -> None:
         self._schema = schema
         self._names = names
 
     def convert(self, value: Any) -> Any:
-        """Raises `InvalidPayload` for what does not fit."""
+        """Convert a value. Raises `InvalidPayload` for a value that does not match the schema."""
         return _Conversion(self._names)._convert(self._schema, value, "#")
 
 
 class _Conversion:
-    """Of one value."""
+    """Conversion of one value."""
 
     def __init__(self, names: Mapping[str, Any]) -> None:
         self._names = names
         self._tried: dict[tuple[int, int], Any] = {}
-        """What a union made of an object or a list, by their ids: branches that fail late would else try all that is
-        within them once more for each level."""
+        """Results of unions, by the ids of branches and value. Without this cache, a branch that fails late would
+        convert all nested values again at each level."""
 
     def _convert(self, schema: Any, value: Any, place: str) -> Any:
         if isinstance(schema, str):
@@ -78,11 +78,11 @@ class _Conversion:
             return value
         if kind in ("bytes", "fixed") and isinstance(value, str) and logical != "decimal":
             return _base64(value, schema.get("size"), place)
-        raise InvalidPayload(f"{_shown(value)} is no {logical or schema.get('name', kind)}, at {place}")
+        raise InvalidPayload(f"{_shown(value)} is not a valid {logical or schema.get('name', kind)}, at {place}")
 
     def _record(self, schema: Any, value: Any, place: str) -> dict[str, Any]:
         if not isinstance(value, dict):
-            raise InvalidPayload(f"{_shown(value)} is no {schema['name']}, at {place}")
+            raise InvalidPayload(f"{_shown(value)} is not a valid {schema['name']}, at {place}")
         fields = {field["name"]: field for field in schema["fields"]}
         if unknown := [name for name in value if name not in fields]:
             raise InvalidPayload(f"the schema has no field {unknown[0]!r}, at {place}")
@@ -112,7 +112,7 @@ class _Conversion:
             except InvalidPayload:
                 continue
             name = self._name_of(branch)
-            # fastavro would else look for the branch by the value, and find another one that it fits as well.
+            # Name the branch: fastavro would otherwise choose it by the value, and could choose a different branch.
             return (name, found) if name is not None else found
         if isinstance(value, dict) and len(value) == 1:
             ((wanted, inner),) = value.items()
@@ -120,7 +120,7 @@ class _Conversion:
                 if wanted in (self._name_of(branch), _kind(branch)):
                     return self._convert(branch, inner, f"{place}/{wanted}")
         kinds = ", ".join(str(self._name_of(branch) or _kind(branch)) for branch in branches)
-        raise InvalidPayload(f"{_shown(value)} is none of {kinds}, at {place}")
+        raise InvalidPayload(f"{_shown(value)} does not match any of {kinds}, at {place}")
 
     def _name_of(self, branch: Any) -> str | None:
         if isinstance(branch, str):
@@ -133,7 +133,7 @@ def _kind(branch: Any) -> Any:
 
 
 def _logical(kind: str, value: Any) -> Any:
-    """The value of a logical type, where it is written as a text; None where it is not."""
+    """Return the value of a logical type from its string form, or None for any other value."""
     if kind == "decimal" and isinstance(value, str | int | float) and not isinstance(value, bool):
         try:
             return decimal.Decimal(str(value))
@@ -158,9 +158,9 @@ def _base64(text: str, size: int | None, place: str) -> bytes:
     try:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise InvalidPayload(f"{_shown(text)} is no base64, at {place}") from None
+        raise InvalidPayload(f"{_shown(text)} is not valid base64, at {place}") from None
     if size is not None and len(data) != size:
-        raise InvalidPayload(f"{len(data)} bytes in place of {size}, at {place}")
+        raise InvalidPayload(f"the value has {len(data)} bytes, but the type has {size}, at {place}")
     return data
 
 

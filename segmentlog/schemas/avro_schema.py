@@ -1,4 +1,4 @@
-"""Avro: read and compared by Avro's own library."""
+"""Avro schemas, parsed and compared by Apache Avro's library."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from segmentlog.schemas.registry_errors import InvalidSchema
 from segmentlog.schemas.schema_kind import Dependency, ParsedSchema, decode_json, encode_json
 
 _WRONG = (avro.errors.AvroException, TypeError, ValueError, KeyError, AttributeError)
-"""What the library raises for documents that are no schemas."""
+"""Errors that the library raises for invalid schemas."""
 
 
 class AvroSchema:
-    """An Avro schema. One that it refers to is known by the names that are defined there."""
+    """A parsed Avro schema. It refers to other schemas by the type names that they define."""
 
     def __init__(self, text: str, dependencies: Sequence[Dependency] = ()) -> None:
         self.document: Any = decode_json(text, "Avro schema")
         self.dependencies: list[Any] = [decode_json(one.text, "Avro schema") for one in dependencies]
         names = avro.name.Names()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of logical types that the library does not know
+            warnings.simplefilter("ignore")  # the library warns about unknown logical types
             try:
                 for document in self.dependencies:
                     _make(document, names)
@@ -48,7 +48,7 @@ class AvroSchema:
         return self.canonical
 
     def shape(self) -> AvroShape:
-        """How deep its values may be, and how large."""
+        """Return the limits of the schema's values: depth and size."""
         return AvroShape(self.schema)
 
     def why_unreadable(self, written: ParsedSchema) -> list[str]:
@@ -57,7 +57,7 @@ class AvroSchema:
         result = checker.get_compatibility(self.schema, written.schema)
         if result.compatibility is not avro.compatibility.SchemaCompatibilityType.incompatible:
             return []
-        # The library keeps them apart: which message belongs to which place is not to be known when there are several.
+        # The library returns messages and locations as separate sets, so several cannot be paired.
         kinds = "+".join(dict.fromkeys(kind.name.upper() for kind in result.incompatibilities))
         said, places = "; ".join(sorted(result.messages)), ", ".join(sorted(result.locations))
         return [f"{{errorType:'{kinds}', description:'{said}', additionalInfo:'at {places}'}}"]
@@ -68,13 +68,13 @@ def _make(document: Any, names: avro.name.Names) -> avro.schema.Schema:
     if isinstance(document, str) and document not in PRIMITIVES:
         known = names.get_name(document, None)
         if known is None:
-            raise InvalidSchema(f"Invalid Avro schema: there is no type {document!r}")
+            raise InvalidSchema(f"Invalid Avro schema: unknown type {document!r}")
         return known
     return avro.schema.make_avsc_object(document, names)
 
 
 class _Resolving:
-    """Puts the definitions of what a schema refers to where their names stand first."""
+    """Replaces the first use of each referenced type name in a schema by the type's definition."""
 
     def __init__(self, dependencies: Sequence[Any]) -> None:
         self._known: dict[str, Any] = {}

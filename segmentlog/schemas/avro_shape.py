@@ -1,7 +1,7 @@
-"""How deep the values of an Avro schema may be, and how much a few bytes of them may stand for.
+"""Limits of an Avro schema's values: how deeply they nest, and how much a few bytes can decode to.
 
-What reads and writes them in C asks nobody how deep it is: a value that goes deeper than its stack ends the process.
-So schemas are looked at before: one that contains itself has values of any depth.
+fastavro's C code does not limit its recursion: a value that nests deeper than the C stack crashes the process. This
+module therefore analyses the schema first: a schema that contains itself has values of unlimited depth.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from typing import Any, Final
 import avro.schema
 
 HEIGHT_MAX: Final = 200
-"""Schemas within each other, names followed. A taller one counts as one without an end."""
+"""Maximum nesting of schemas, with names resolved. A schema that nests deeper counts as recursive."""
 FREE_MAX: Final = 10_000
-"""Parts of a value that come without a byte to say that they are there: records of records of nothing."""
+"""Maximum parts of a record, with nested records expanded. No byte announces a part: few bytes can expand to many."""
 
 
 def parts_of(schema: Any) -> list[Any]:
-    """What a schema is made of."""
+    """Return the schemas that a schema directly contains."""
     found = [field.type for field in getattr(schema, "fields", ())]
     found += getattr(schema, "schemas", ())
     return found + [inner for name in ("items", "values") if (inner := getattr(schema, name, None)) is not None]
 
 
 class AvroShape:
-    """Of one schema. Each part is looked at once, however often names lead to it.
+    """Limits of one schema's values. The analysis visits each part once, however many names refer to it.
 
-    is_bottomless      whether values may be of any depth, or of more than the stack is sure to hold
-    has_endless        whether some array has items that take no bytes: nothing limits how many there are
-    is_multiplying     whether some record has more than `FREE_MAX` parts before its first byte
+    is_bottomless      whether values can nest to any depth, or deeper than `HEIGHT_MAX`
+    has_endless        whether an array has items of zero bytes: a few bytes can then declare any number of items
+    is_multiplying     whether a record has more than `FREE_MAX` parts, with nested records expanded
     """
 
     def __init__(self, schema: Any) -> None:
@@ -47,7 +47,10 @@ class AvroShape:
         )
 
     def _parts_first(self, schema: Any) -> Iterator[Any]:
-        """Everything in it, each once, behind what it is made of. Without recursion: names may lead far down."""
+        """Yield each part of a schema once, after the parts that it contains.
+
+        The method does not recurse, because named schemas may nest deeper than the Python stack.
+        """
         under_way: set[int] = {id(schema)}
         done: set[int] = set()
         todo: list[tuple[Any, Iterator[Any]]] = [(schema, iter(parts_of(schema)))]
@@ -67,7 +70,11 @@ class AvroShape:
                 yield one
 
     def _note(self, one: Any) -> None:
-        """A part that leads back to where it came from is not known yet: without a byte between it has no values."""
+        """Record the limits of one part, from the limits of the parts that it contains.
+
+        The limits of a part that contains itself are not known yet, so it counts as empty. Its values are finite only
+        if a byte, such as a union's, ends the recursion.
+        """
         key, parts = id(one), parts_of(one)
         self._height[key] = 1 + max((self._height.get(id(part), 0) for part in parts), default=0)
         if isinstance(one, avro.schema.RecordSchema):

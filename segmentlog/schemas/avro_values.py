@@ -1,4 +1,4 @@
-"""Avro values: written and read by fastavro."""
+"""Serializer and deserializer of Avro values, with fastavro."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from segmentlog.schemas.subject_strategy import SchemaSource, Strategy, WriterOp
 
 
 class AvroSerializer:
-    """Objects as Avro, each after the id of its schema, as Confluent's serializers write them. Thread-safe.
+    """Writes objects as Avro, after the id of their schema, in the format of Confluent's serializers. Thread-safe.
 
     registry               ``store.schemas``, or a `RemoteRegistry`
-    schema                 as JSON, text or parsed; None with ``use_latest_version``
-    is_key                 whether it is for keys: the subject then ends in ``-key``
+    schema                 JSON, as text or parsed; None with ``use_latest_version``
+    is_key                 whether the serializer writes keys: the subject then ends in ``-key``
     subject_name_strategy  "topic", "record", "topic-record"
-    auto_register          register the schema when it is first written with; else it has to be there
-    use_latest_version     write by the newest version of the subject, whatever it is
-    normalize              register it normalized
+    auto_register          register the schema at its first use; otherwise it must be registered already
+    use_latest_version     write with the latest version of the subject, even if it differs from ``schema``
+    normalize              normalize the schema before it is registered
 
-    An object that has a field that the schema does not is refused: it would be lost.
+    The serializer refuses an object with a field that the schema does not have, because the field would be lost.
     """
 
     def __init__(
@@ -68,11 +68,11 @@ class AvroSerializer:
 
 
 DEPTH_MAX: Final = 200
-"""Lists and objects within each other, of a value that is written by a schema that contains itself."""
+"""Maximum nesting of lists and objects in a value whose schema contains itself."""
 
 
 class _Writer:
-    """Values of one schema, behind its id."""
+    """Writer of values of one schema, each after the schema's id."""
 
     def __init__(self, parsed: ParsedSchema, schema: Any, schema_id: int) -> None:
         assert isinstance(parsed, AvroSchema)
@@ -88,12 +88,15 @@ class _Writer:
         try:
             fastavro.schemaless_writer(out, self._schema, value, strict_allow_default=True)
         except RecursionError:
-            raise InvalidPayload("it is nested too deeply") from None
+            raise InvalidPayload("the value is nested too deeply") from None
         return out.getvalue()
 
 
 def _check_depth(value: Any) -> None:
-    """fastavro does not: what is deeper than its stack ends the process."""
+    """Raise `InvalidPayload` for a value that is nested too deeply.
+
+    fastavro does not check the depth: a value deeper than the C stack crashes the process.
+    """
     level = [value]
     for _ in range(DEPTH_MAX):
         inner: list[Any] = []
@@ -105,11 +108,11 @@ def _check_depth(value: Any) -> None:
         if not inner:
             return
         level = inner
-    raise InvalidPayload(f"it is nested too deeply: more than {DEPTH_MAX} lists and objects within each other")
+    raise InvalidPayload(f"the value is nested too deeply: the limit is {DEPTH_MAX} levels of lists and objects")
 
 
 class PlainWriter:
-    """Values of one schema, from JSON as people write it; see `plain`."""
+    """Writer of values of one schema from plain JSON, as described in `avro_plain_json`."""
 
     def __init__(self, parsed: ParsedSchema, schema_id: int) -> None:
         names: dict[str, Any] = {}
@@ -118,18 +121,18 @@ class PlainWriter:
         self._writer = _Writer(parsed, schema, schema_id)
 
     def write(self, value: Any) -> bytes:
-        """Raises `InvalidPayload`, and what fastavro raises: ValueError, TypeError."""
+        """Convert and encode a value. Raises `InvalidPayload`, and fastavro's errors: ValueError, TypeError."""
         try:
             converted = self._plain.convert(value)
         except RecursionError:
-            raise InvalidPayload("it is nested too deeply") from None
+            raise InvalidPayload("the value is nested too deeply") from None
         return self._writer.write(converted)
 
 
 class AvroDeserializer:
-    """Objects of Avro, by the schema that each record names. Thread-safe.
+    """Reads Avro values with the schema that each record names. Thread-safe.
 
-    ``schema`` is the reader's: what was written with another one is resolved to it, by Avro's rules.
+    ``schema`` is the reader's schema: values written with another schema are resolved to it by Avro's rules.
     """
 
     def __init__(self, registry: SchemaSource, schema: str | Mapping[str, Any] | Sequence[Any] | None = None) -> None:
@@ -146,15 +149,21 @@ class AvroDeserializer:
 
 
 def avro_decoder(parsed: ParsedSchema, reader: Any = None) -> Decode[Any]:
-    """What reads values of an Avro schema. Raises `InvalidSchema` for one whose values could be of any length."""
+    """Return a decoder for values of an Avro schema.
+
+    Raises `InvalidSchema` for a schema with which a few bytes could decode to a value of unlimited size.
+    """
     assert isinstance(parsed, AvroSchema)
     shape = parsed.shape()
     if shape.has_endless:
-        raise InvalidSchema("an array of items that take no bytes: a few bytes could say that there are any number")
+        raise InvalidSchema(
+            "the schema has an array of items that take no bytes: a few bytes could declare any number of items"
+        )
     if shape.is_multiplying:
-        raise InvalidSchema(f"records of more than {FREE_MAX} parts before the first byte")
+        raise InvalidSchema(f"the schema has records of more than {FREE_MAX} parts before the first byte")
     written = _for_fastavro(parsed)
-    # In C it goes as deep as the value says, until the stack ends and the process with it. In Python it is slower.
+    # fastavro's C reader recurses as deep as the value, and would overflow the C stack and crash the process. Its
+    # Python reader is slower, but raises RecursionError.
     read = fastavro._read_py.schemaless_reader if shape.is_bottomless else fastavro.schemaless_reader
 
     def decode(blob: bytes) -> Any:
@@ -163,11 +172,11 @@ def avro_decoder(parsed: ParsedSchema, reader: Any = None) -> Decode[Any]:
         try:
             value = read(source, written, reader)
         except RecursionError:
-            raise InvalidPayload("it is nested too deeply") from None
+            raise InvalidPayload("the value is nested too deeply") from None
         except (EOFError, IndexError, UnicodeDecodeError, OverflowError, MemoryError) as error:
-            raise InvalidPayload(f"it is no value of its schema: {error or type(error).__name__}") from error
+            raise InvalidPayload(f"the value does not match its schema: {error or type(error).__name__}") from error
         if source.tell() != len(blob):
-            raise InvalidPayload(f"{len(blob) - source.tell()} bytes are left behind the value")
+            raise InvalidPayload(f"{len(blob) - source.tell()} bytes follow the value")
         return value
 
     return decode
@@ -185,13 +194,13 @@ def _for_fastavro(parsed: ParsedSchema, names: dict[str, Any] | None = None) -> 
 
 
 def parsed_by_fastavro(text: str) -> tuple[Any, dict[str, Any]]:
-    """A schema that refers to nothing else, as fastavro has it, with what it defines by names."""
+    """Return a schema without references as fastavro parses it, and its named types by name."""
     names: dict[str, Any] = {}
     return _for_fastavro(AvroSchema(text), names), names
 
 
 def _record_name(text: str) -> str:
-    """The whole name of what a schema describes; that of its type where it has none."""
+    """Return the full name of a schema's record; the name of its type if the schema has no name."""
     document = decode_json(text, "Avro schema")
     if not isinstance(document, dict):
         return document if isinstance(document, str) else ""

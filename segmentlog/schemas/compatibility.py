@@ -1,4 +1,4 @@
-"""Levels of compatibility: which earlier versions a new one is compared with, and in which direction."""
+"""Compatibility levels: which earlier versions a new version is compared with, and in which direction."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ DEFAULT_LEVEL: Final = "BACKWARD"
 LEVELS: Final = (
     "NONE", "BACKWARD", "BACKWARD_TRANSITIVE", "FORWARD", "FORWARD_TRANSITIVE", "FULL", "FULL_TRANSITIVE"
 )  # fmt: skip
-"""BACKWARD: a reader with the new schema understands what was written with the last one; FORWARD: the other way round;
-FULL: both. Transitive: with all earlier ones, too."""
+"""BACKWARD: a reader with the new schema can read data of the latest version. FORWARD: a reader with the latest version
+can read data of the new schema. FULL: both. TRANSITIVE compares with all earlier versions, not only with the latest."""
 
 
 def check_level(level: object) -> str:
-    """A level, in whatever case. Raises `InvalidCompatibility`."""
+    """Return a compatibility level in upper case. Raises `InvalidCompatibility`."""
     if not isinstance(level, str) or level.upper() not in LEVELS:
         raise InvalidCompatibility(level)
     return level.upper()
 
 
 class Earlier(NamedTuple):
-    """A version that a new one is compared with. It is read when it is needed."""
+    """An earlier version to compare a new version with. `parsed` parses it on demand."""
 
     version: int
     text: str
@@ -33,7 +33,7 @@ class Earlier(NamedTuple):
 
 
 def incompatibilities(level: str, new: ParsedSchema, new_type: str, earlier: Sequence[Earlier]) -> list[str]:
-    """What a level finds wrong with a schema that is to follow others, which are given in order. Empty: nothing."""
+    """Return why a level forbids a new schema after earlier versions, given in order; empty if it is compatible."""
     if level == "NONE":
         return []
     compared = earlier if level.endswith("_TRANSITIVE") else earlier[-1:]

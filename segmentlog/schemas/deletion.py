@@ -1,4 +1,4 @@
-"""What is appended to delete versions and subjects: softly, and then for good."""
+"""Records that delete versions and subjects: first softly, then permanently."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from segmentlog.schemas.subject_names import is_whole_context
 
 
 def of_subject(state: RegistryState, subject: str, *, permanent: bool) -> tuple[list[int], Pairs]:
-    """The versions that go, and the records that say so."""
+    """Return the numbers of the versions to delete, and the records that delete them."""
     everything = state.versions(subject, deleted=True)
     if not everything:
         raise UnknownSubject(subject)
@@ -38,14 +38,14 @@ def of_subject(state: RegistryState, subject: str, *, permanent: bool) -> tuple[
     if not permanent:
         value = encode_object(subject, {"version": versions[-1]})
         return versions, [(encode_key("DELETE_SUBJECT", subject), value)]
-    # From the last on: who reads half of it finds no reference that leads nowhere.
+    # Delete the last version first: a process that reads half of the records finds every referenced version.
     return versions, [(encode_schema_key(subject, version), None) for version in reversed(versions)] + _settings(
         state, subject
     )
 
 
 def of_version(state: RegistryState, subject: str, number: int, *, permanent: bool) -> tuple[int, Pairs]:
-    """The version that goes, and the records that say so."""
+    """Return the number of the version to delete, and the records that delete it."""
     everything = state.versions(subject, deleted=True)
     if not everything:
         raise UnknownSubject(subject)
@@ -73,7 +73,7 @@ def of_version(state: RegistryState, subject: str, number: int, *, permanent: bo
 
 
 def _settings(state: RegistryState, subject: str) -> list[tuple[bytes, bytes | None]]:
-    """A subject of which nothing is left has no settings either."""
+    """Return the records that delete a subject's settings, for a subject whose last version is deleted."""
     return [
         (encode_key(keytype, subject), None)
         for keytype, settings in (("MODE", state.modes), ("CONFIG", state.configs))
@@ -82,7 +82,10 @@ def _settings(state: RegistryState, subject: str) -> list[tuple[bytes, bytes | N
 
 
 def to_import(state: RegistryState, scope: str | None) -> list[tuple[bytes, bytes | None]]:
-    """What makes room for an import: nothing may be there, and what was deleted softly goes for good."""
+    """Return the records that permanently delete every soft-deleted version in a scope, before an import.
+
+    Raises `NotPermitted` if the scope has other versions, `ReferenceExists` if a schema outside of it refers to one.
+    """
     if scope is None:
         subjects = list(state.subjects)
     elif is_whole_context(scope):

@@ -1,4 +1,4 @@
-"""What may change in an object, and in an array."""
+"""Compares JSON schemas of objects and of arrays."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def compare_objects(diff: JsonDiff, original: Node, update: Node) -> None:
 
 
 def _is_open(node: Node) -> bool:
-    """Whether an object may have any other property."""
+    """Return whether a schema accepts any additional property."""
     return (
         is_anything(node.raw.get("additionalProperties"))
         and not node.raw.get("patternProperties")
@@ -32,13 +32,13 @@ def _is_open(node: Node) -> bool:
 
 
 def _covering(node: Node, name: str) -> Any:
-    """The schema of a property that is not named, where there is one."""
+    """Return the schema of a property that ``properties`` does not name, or None."""
     for pattern, schema in node.raw.get("patternProperties", {}).items():
         try:
-            # Not by `re`: whoever registers chooses pattern and name, and some take it longer than anybody waits.
+            # RE2, not `re`: a client chooses the pattern and the name, and `re` takes years for some of them.
             if re2.search(pattern, name):
                 return schema
-        except re2.error:  # of another dialect
+        except re2.error:  # the pattern uses syntax that RE2 does not have
             continue
     rest = node.raw.get("additionalProperties", node.raw.get("unevaluatedProperties"))
     return rest if isinstance(rest, dict) and rest else None
@@ -130,7 +130,7 @@ def _dependencies(diff: JsonDiff, original: Node, update: Node) -> None:
 
 
 def _all_of(node: Node, keyword: str, kind: type) -> dict[str, Any]:
-    """As newer drafts have them apart, and older ones both under one keyword."""
+    """Return the dependencies of one kind; older drafts have both kinds under the keyword ``dependencies``."""
     old = {name: value for name, value in node.raw.get("dependencies", {}).items() if isinstance(value, kind)}
     return {**old, **node.raw.get(keyword, {})}
 
@@ -158,19 +158,22 @@ def compare_arrays(diff: JsonDiff, original: Node, update: Node) -> None:
 
 
 def _tuple(node: Node) -> list[Any]:
-    """The schemas of the first items, each its own."""
+    """Return the schemas of the first items, one for each position."""
     items = node.raw.get("prefixItems", node.raw.get("items"))
     return items if isinstance(items, list) else []
 
 
 def _item_schema(node: Node) -> Any:
-    """The schema of all items, where they have one."""
+    """Return the schema of all items, or None."""
     items = node.raw.get("items")
     return None if isinstance(items, list) or "prefixItems" in node.raw else items
 
 
 def _as_additional(node: Node) -> Node:
-    """With what 2020-12 calls ``items`` beside ``prefixItems`` under the name that it had before."""
+    """Return a node with ``items`` of draft 2020-12 under its older name, ``additionalItems``.
+
+    The keyword has this meaning only together with ``prefixItems``.
+    """
     if "prefixItems" in node.raw and "items" in node.raw:
         return node._replace(raw=node.raw | {"additionalItems": node.raw["items"]})
     return node

@@ -1,4 +1,4 @@
-"""What may change in one kind of JSON schema, kind by kind."""
+"""Compares two JSON schemas: the rules for each kind of node."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ Change = Difference
 
 
 def incompatible_changes(original: Node, update: Node) -> list[Change]:
-    """Those that let in less than before. Empty: there is none. Raises `InvalidSchema` for what takes too long."""
+    """Return the changes after which a schema accepts fewer values; empty if there are none.
+
+    Raises `InvalidSchema` for schemas that take too long to compare.
+    """
     diff = JsonDiff(_RULES)
     diff.compare(original, update)
     return [one for one in dict.fromkeys(diff.found) if one[0] not in COMPATIBLE]
@@ -67,7 +70,7 @@ def _consts(diff: JsonDiff, original: Node, update: Node) -> None:
 def _nots(diff: JsonDiff, original: Node, update: Node) -> None:
     with diff.at("not"):
         before, after = original.child(original.raw["not"]), update.child(update.raw["not"])
-        # Turned round: what is not to be must have become less.
+        # Compare in reverse: the new schema accepts the old values if its "not" accepts fewer values than before.
         narrowed = is_compatible(diff.apart(lambda: diff.compare(after, before)))
         if before.identity() != after.identity():
             diff.note("NOT_TYPE_NARROWED" if narrowed else "NOT_TYPE_EXTENDED")
@@ -106,7 +109,7 @@ def _combined(diff: JsonDiff, original: Node, update: Node) -> None:
 
 
 def _match(edges: Mapping[int, Mapping[int, object]]) -> dict[int, int]:
-    """As many pairs as can be, each of either side in one at most: right by left (augmenting paths)."""
+    """Return a maximum matching as {right: left}, found by augmenting paths; ``edges`` is {left: {right: ...}}."""
     left_of: dict[int, int] = {}
 
     def place(left: int, tried: set[int]) -> bool:

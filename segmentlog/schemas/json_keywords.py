@@ -1,8 +1,9 @@
-"""`jsonschema`'s validators, of which no keyword takes longer than what it looks at is large.
+"""Validators of `jsonschema` with bounded run time: linear in the size of the value.
 
-Its own look for patterns by `re`, which some patterns keep busy for years, and with it every thread of the process.
-They compare each item of an array with each. And a few lines of allOf and $ref that double each other make it go on
-without an end. Here patterns are RE2's, items are hashed, and steps are counted.
+The original keywords have three problems. They match patterns with `re`, where some patterns run for years and block
+every thread of the process. They compare each array item with every other item. A few lines of allOf and $ref can
+double the work at each level, so that it practically never ends. This module matches patterns with RE2, hashes items
+and counts steps.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from jsonschema.validators import extend, validator_for
 from segmentlog.schemas.registry_errors import InvalidPayload
 
 STEPS_MAX: Final = 20_000
-"""Keywords that are looked at for one value at most, and `STEPS_PER_PART` more for each part of it."""
+"""Maximum keywords to check for one value; each part of the value adds `STEPS_PER_PART`."""
 STEPS_PER_PART: Final = 50
 _ENTRIES_PER_STEP: Final = 20
-"""Of an enum, or of the properties that a keyword names."""
+"""Entries of an enum, or properties named by a keyword, that count as one step."""
 _PATTERN_BYTES: Final = 1 << 20
 _UNICODE: Final = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))", re.DOTALL)
 
@@ -32,7 +33,7 @@ _Keyword = Callable[[Any, Any, Any, Any], Any]
 
 
 class _Count(threading.local):
-    """Of the value that this thread looks at."""
+    """Steps left for the value that this thread checks."""
 
     steps_left = 0
     has_name_patterns = True
@@ -42,7 +43,7 @@ _count: Final = _Count()
 
 
 def begin(value: Any, *, has_name_patterns: bool) -> None:
-    """A value from its first step on. ``has_name_patterns``: whether its schema has patternProperties anywhere."""
+    """Start to count steps for a value; ``has_name_patterns`` is whether its schema has patternProperties anywhere."""
     parts, todo = 0, [value]
     while todo:
         parts += len(todo)
@@ -60,12 +61,14 @@ def begin(value: Any, *, has_name_patterns: bool) -> None:
 def _spend(steps: int) -> None:
     _count.steps_left -= steps
     if _count.steps_left < 0:
-        raise InvalidPayload("its schema takes too many steps to check it: simplify its allOf, anyOf, oneOf and $ref")
+        raise InvalidPayload(
+            "its schema takes too many steps to check; simplify the schema's allOf, anyOf, oneOf and $ref"
+        )
 
 
 @functools.cache
 def bounded(kind: Any) -> Any:
-    """A validator class of `jsonschema`, with keywords that are bounded."""
+    """Return a validator class of `jsonschema` with bounded keywords."""
     own: dict[str, _Keyword] = {
         "pattern": _pattern,
         "patternProperties": _pattern_properties,
@@ -76,7 +79,7 @@ def bounded(kind: Any) -> Any:
     if "unevaluatedProperties" in checks:
         checks["unevaluatedProperties"] = _without_name_patterns(checks["unevaluatedProperties"])
     made = extend(kind, checks)
-    # A schema within may name another draft: its own validator would be taken, with keywords that are not bounded.
+    # A subschema may name another draft: without this, `jsonschema` would use that draft's unbounded keywords.
     made.evolve = _evolve
     made.is_bounded = True
     return made
@@ -102,9 +105,9 @@ def _counted(keyword: _Keyword) -> _Keyword:
 
 def _without_name_patterns(keyword: _Keyword) -> _Keyword:
     def check(validator: Any, value: Any, instance: Any, schema: Any) -> Any:
-        if _count.has_name_patterns:  # those `jsonschema` would look for by itself
+        if _count.has_name_patterns:  # `jsonschema` would match these patterns with `re`
             raise InvalidPayload(
-                "its schema has unevaluatedProperties with patternProperties, which is not checked here"
+                "its schema has unevaluatedProperties with patternProperties, a combination that cannot be checked"
             )
         return keyword(validator, value, instance, schema)
 
@@ -123,7 +126,9 @@ def _compiled(pattern: str) -> Any:
     except re2.error as error:
         said = error.args[0] if error.args else "not understood"
         said = said.decode(errors="replace") if isinstance(said, bytes) else said
-        raise InvalidPayload(f"its schema has the pattern {pattern[:200]!r}, which RE2 does not take: {said}") from None
+        raise InvalidPayload(
+            f"its schema has the pattern {pattern[:200]!r}, which RE2 does not accept: {said}"
+        ) from None
 
 
 def _as_re2(escape: re.Match[str]) -> str:
@@ -178,7 +183,7 @@ def _unique_items(validator: Any, is_wanted: Any, instance: Any, schema: Any) ->
 
 
 def hashable(value: Any) -> Any:
-    """Equal for values that are equal in JSON: 1 and 1.0 are, 1 and true are not."""
+    """Return a hashable form of a value, equal for values equal in JSON: 1 equals 1.0, but 1 differs from true."""
     if isinstance(value, dict):
         return "object", frozenset((name, hashable(one)) for name, one in value.items())
     if isinstance(value, list):

@@ -1,10 +1,10 @@
-"""A JSON Schema as a tree of what it demands: each node one kind of demand, ``$ref`` followed.
+"""A JSON schema as a tree of constraints: each node is one kind of constraint, with ``$ref`` resolved.
 
-    {"type": ["string", "null"], "minLength": 1}      any of: a string with that, null
-    {"type": "string", "enum": ["a", "b"]}            all of: a string, one of these
-    {"properties": {...}}                             an object, where it is one
+    {"type": ["string", "null"], "minLength": 1}      any of: a string with that length, null
+    {"type": "string", "enum": ["a", "b"]}            all of: a string, one of these values
+    {"properties": {...}}                             an object, if the value is an object
 
-That is how Confluent's registry reads them (its library is everit's), and what its rules are about.
+Confluent's registry reads schemas in this form (with everit's library), and its rules compare such nodes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _REFERENCES_MAX: Final = 100
 
 
 class Root:
-    """A document, and those that it refers to by a name."""
+    """A document, with the documents that it refers to by name."""
 
     def __init__(self, document: Any, others: dict[str, Root]) -> None:
         self.document = document
@@ -40,36 +40,37 @@ class Root:
         self._identities: dict[int, str] = {}
 
     def check_references(self) -> None:
-        """Raise `InvalidSchema` for a ``$ref`` that leads nowhere."""
+        """Raise `InvalidSchema` for a ``$ref`` whose target does not exist."""
         for schema in _walk(self.document):
             if isinstance(schema.get("$ref"), str):
                 self.follow(schema["$ref"])
 
     def identity_of(self, part: Any) -> str:
-        """`Node.identity` of a schema that stands in the document, hashed, and made once for each.
+        """Return the hash of `Node.identity` for a schema in the document, and cache it.
 
-        Some lines that refer twice to the next would else be gone through more often than anybody waits for, and be as
-        many characters.
+        Without the cache and the hash, time and text would double with each schema that refers twice to the next.
         """
         if isinstance(part, Node):
             return part.identity()
-        found = self._identities.get(id(part))  # parts of the document, which stays as it is
+        found = self._identities.get(id(part))  # ids are stable: the document keeps its parts alive
         if found is None:
             text = node_of(part, self).identity()
             found = self._identities[id(part)] = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
         return found
 
     def follow(self, reference: str) -> tuple[Root, Any]:
-        """Where a ``$ref`` leads: a schema, and the document that it is in. Raises `InvalidSchema`."""
+        """Return (the document of a ``$ref``'s target, the target schema). Raises `InvalidSchema`."""
         name, _, fragment = reference.partition("#")
         if name.startswith(_METASCHEMAS):
             return self, True
         root = self._named(name)
         if root is None:
-            raise InvalidSchema(f"Invalid JSON schema: unresolved $ref {reference!r}: no reference has that name")
+            raise InvalidSchema(
+                f"Invalid JSON schema: unresolved $ref {reference!r}: the schema has no reference with that name"
+            )
         found = root.document if not fragment else root._at(fragment)
         if found is None:
-            raise InvalidSchema(f"Invalid JSON schema: unresolved $ref {reference!r}: nothing is there")
+            raise InvalidSchema(f"Invalid JSON schema: unresolved $ref {reference!r}: its target does not exist")
         return root, found
 
     def _named(self, name: str) -> Root | None:
@@ -100,7 +101,7 @@ class Root:
 
 
 def make_root(document: Any, dependencies: Sequence[Dependency]) -> Root:
-    """A document whose references are known by their names, and by the ``$id`` that they have."""
+    """Return a document whose ``$ref`` can name dependencies by reference name or by ``$id``."""
     others: dict[str, Root] = {}
     for one in dependencies:
         other = Root(decode_json(one.text, "JSON schema"), others)
@@ -111,7 +112,7 @@ def make_root(document: Any, dependencies: Sequence[Dependency]) -> Root:
 
 
 def _walk(schema: Any) -> Iterator[dict[str, Any]]:
-    """Every object of a document but what stands for itself, defaults say."""
+    """Yield every object of a document, except literal values such as defaults."""
     if isinstance(schema, dict):
         yield schema
         for name, inner in schema.items():
@@ -123,28 +124,28 @@ def _walk(schema: Any) -> Iterator[dict[str, Any]]:
 
 
 class Node(NamedTuple):
-    """One demand: its kind, the keywords that say more, and the document in which they stand."""
+    """One constraint: its kind, its keywords, and the document that contains it."""
 
     kind: str
     raw: dict[str, Any]
     root: Root
     criterion: str = ""
     parts: tuple[Any, ...] = ()
-    """Of a combined one: schemas of the document, or nodes."""
+    """The parts of a combined node: schemas of the document, or nodes."""
 
     def identity(self) -> str:
-        """Equal for two that demand the same."""
+        """Return a text that is equal for nodes with the same constraint."""
         if self.kind != COMBINED:
             return sorted_json([self.kind, self.raw])
         return f"{self.criterion}({','.join(map(self.root.identity_of, self.parts))})"
 
     def child(self, raw: Any) -> Node:
-        """The node of a schema that stands in this one."""
+        """Return the node of a schema inside this node."""
         return node_of(raw, self.root)
 
 
 def node_of(raw: Any, root: Root) -> Node:
-    """What a schema demands."""
+    """Return the constraints of a schema as one node. Raises `InvalidSchema`."""
     if isinstance(raw, Node):
         return raw
     for _ in range(_REFERENCES_MAX):
@@ -179,7 +180,7 @@ def _annotations(raw: dict[str, Any]) -> dict[str, Any]:
 def _typed(raw: dict[str, Any], root: Root) -> list[Node]:
     kinds = raw.get("type")
     if kinds is None:
-        # Each says something only of values of its type.
+        # Without "type", each keyword constrains only values of its own type.
         return [_of_type(kind, raw, root) for kind, words in _BY_TYPE.items() if any(word in raw for word in words)]
     if isinstance(kinds, str):
         return [_of_type(kinds, raw, root)]

@@ -1,4 +1,4 @@
-"""JSON Schema: read by `jsonschema`'s meta-schemas, compared by `json_diff`."""
+"""JSON schemas, checked against the meta-schemas of `jsonschema` and compared by `json_diff`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from segmentlog.schemas.schema_kind import Dependency, ParsedSchema, decode_json
 
 
 class JsonSchema:
-    """A JSON Schema of any draft from 3 on; one that does not say which is of draft 7, as in other registries."""
+    """A parsed JSON schema of draft 3 or later; without ``$schema`` it is draft 7, as in other registries."""
 
     def __init__(self, text: str, dependencies: Sequence[Dependency] = ()) -> None:
         self.document: Any = decode_json(text, "JSON schema")
         if not isinstance(self.document, dict | bool):
-            raise InvalidSchema("Invalid JSON schema: it is neither an object nor true nor false")
+            raise InvalidSchema("Invalid JSON schema: the schema must be an object, true or false")
         if isinstance(self.document, dict) and not isinstance(self.document.get("$schema", ""), str):
-            raise InvalidSchema("Invalid JSON schema: $schema is no text")
+            raise InvalidSchema("Invalid JSON schema: $schema must be a string")
         self.validator = validator_for(self.document, default=jsonschema.Draft7Validator)
         try:
             self.validator.check_schema(self.document)
@@ -34,7 +34,7 @@ class JsonSchema:
         self.canonical = encode_json(self.document)
 
     def named_documents(self) -> list[tuple[str, Any]]:
-        """What it refers to, by the names that are used for it."""
+        """Return the referenced documents with the names that references use for them."""
         return [(name, other.document) for name, other in self.root.others.items()]
 
     def normalized(self) -> str:
@@ -47,7 +47,12 @@ class JsonSchema:
         assert isinstance(written, JsonSchema)
         try:
             changes = incompatible_changes(node_of(written.document, written.root), node_of(self.document, self.root))
-        except (InvalidSchema, TypeError, AttributeError, LookupError) as error:  # or keywords of a draft before 4
+        except (
+            InvalidSchema,
+            TypeError,
+            AttributeError,
+            LookupError,
+        ) as error:  # drafts before 4 have keywords with other types
             return [f"{{errorType:'NOT_COMPARED', description:'{error}'}}"]
         return [
             f"{{errorType:'{kind}', description:'Found incompatible change: {kind} at path {place}'}}"

@@ -1,4 +1,4 @@
-"""JSON values that a JSON Schema describes."""
+"""Serializer and deserializer of JSON values, checked against a JSON schema."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ Check = Callable[[Any], None]
 
 
 class JsonSerializer:
-    """Objects as JSON, each after the id of its schema, checked against that. Thread-safe.
+    """Writes objects as JSON, after the id of their schema, and checks them against it. Thread-safe.
 
-    Objects are what msgspec writes: dicts, Structs, dataclasses. The other options are those of `AvroSerializer`; the
-    name of the record is the schema's title.
+    Objects can have any type that msgspec encodes, such as dicts, Structs and dataclasses. The other options are those
+    of `AvroSerializer`; the record name is the schema's title. ``validate=False`` skips the check.
     """
 
     def __init__(
@@ -77,14 +77,14 @@ class JsonSerializer:
                 check(msgspec.to_builtins(value))
                 made.append(head + encode(value))
             except RecursionError:
-                raise InvalidPayload("it is nested too deeply") from None
+                raise InvalidPayload("the value is nested too deeply") from None
         return made
 
 
 class JsonDeserializer:
-    """Objects of JSON, checked against the schema that each record names. Thread-safe.
+    """Reads JSON values, and checks them against the schema that each record names. Thread-safe.
 
-    ``kind`` is what is made of them, as `json_codec` takes it; ``validate=False`` leaves the schema out.
+    ``kind`` is the type of the returned objects, as in `json_codec`; ``validate=False`` skips the check.
     """
 
     def __init__(self, registry: SchemaSource, kind: Any = Any, *, validate: bool = True) -> None:
@@ -101,7 +101,7 @@ class JsonDeserializer:
 
 
 def json_decoder(parsed: ParsedSchema, decoder: msgspec.json.Decoder[Any], *, validate: bool = True) -> Decode[Any]:
-    """What reads values of a JSON schema."""
+    """Return a decoder for values of a JSON schema; with ``validate`` it raises `InvalidPayload` for a mismatch."""
     check = checker(parsed) if validate else None
 
     def decode(blob: bytes) -> Any:
@@ -114,7 +114,10 @@ def json_decoder(parsed: ParsedSchema, decoder: msgspec.json.Decoder[Any], *, va
 
 
 def checker(parsed: ParsedSchema) -> Check:
-    """Raises `InvalidPayload` for what a schema does not describe. Nothing is fetched from anywhere."""
+    """Return a function that raises `InvalidPayload` for a value that does not match a schema.
+
+    The function never fetches a ``$ref`` over the network.
+    """
     assert isinstance(parsed, JsonSchema)
     draft = referencing.jsonschema.specification_with(
         parsed.validator.META_SCHEMA.get("$schema", ""), default=referencing.jsonschema.DRAFT7
@@ -134,11 +137,11 @@ def checker(parsed: ParsedSchema) -> Check:
             begin(value, has_name_patterns=has_name_patterns)
             error = jsonschema.exceptions.best_match(validator.iter_errors(value))
         except referencing.exceptions.Unresolvable as unresolvable:
-            raise InvalidPayload(f"its schema refers to what is not there: {unresolvable}") from None
+            raise InvalidPayload(f"the value's schema has a reference that does not exist: {unresolvable}") from None
         except RecursionError:
-            raise InvalidPayload("it, or its schema, is nested too deeply") from None
+            raise InvalidPayload("the value or its schema is nested too deeply") from None
         if error is not None:
             place = "/".join(["#", *map(str, error.absolute_path)])
-            raise InvalidPayload(f"it does not fit its schema: {error.message[:500]}, at {place}")
+            raise InvalidPayload(f"the value does not match its schema: {error.message[:500]}, at {place}")
 
     return check

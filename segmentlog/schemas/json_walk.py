@@ -1,7 +1,7 @@
-"""Going through two JSON schemas side by side, and whether what the one allowed is still allowed by the other.
+"""Compares two JSON schemas side by side, and records the changes that affect values of the first schema.
 
-The names of changes and which of them are compatible are those of Confluent's registry, by its strict policy, the
-default. What is not looked at is in docs/schemas.md.
+The names of changes, and which changes are compatible, come from Confluent's registry with its default policy, strict.
+docs/schemas.md lists the keywords that this comparison ignores.
 """
 
 from __future__ import annotations
@@ -80,17 +80,17 @@ COMPATIBLE: Final = frozenset(
 )
 _NESTING: Final = frozenset({"object", "array", "not", COMBINED})
 STEPS_MAX: Final = 5_000
-"""Pairs of schemas that are compared at most: combined ones are compared each with each."""
+"""Maximum pairs of schemas in one comparison: each part of a combined schema is compared with every other part."""
 
 _CHARACTERS_MAX: Final = 32 << 20
-"""Of the schemas that are told from each other meanwhile: large ones within each other are gone through each time."""
+"""Maximum characters of schema identities in one comparison: each level of nesting serializes its content again."""
 
 Difference = tuple[str, str]
-"""What it is, and where."""
+"""(kind of change, path)"""
 
 
 class JsonDiff:
-    """One comparison. `found` has the differences once `compare` was called."""
+    """One comparison of two schemas. `compare` adds the differences to `found`."""
 
     def __init__(self, rules: Mapping[str, Callable[[JsonDiff, Node, Node], None]]) -> None:
         self._rules = rules
@@ -105,7 +105,7 @@ class JsonDiff:
 
     @contextmanager
     def at(self, *steps: str) -> Iterator[None]:
-        """Within: further down."""
+        """Extend the current path by steps, for the duration of the context."""
         self._path.extend(steps)
         try:
             yield
@@ -113,7 +113,7 @@ class JsonDiff:
             del self._path[-len(steps) :]
 
     def apart(self, compare: Callable[[], None]) -> list[Difference]:
-        """The differences that ``compare`` finds, and that do not count yet."""
+        """Return the differences that ``compare`` finds, without adding them to `found`."""
         before, self.found = self.found, []
         try:
             compare()
@@ -133,11 +133,14 @@ class JsonDiff:
         if original.kind not in _NESTING:
             self._compare(original, update)
             return
-        pair = original.identity(), update.identity()  # nodes are made anew each time
+        pair = (
+            original.identity(),
+            update.identity(),
+        )  # nodes are created again on each visit, so compare by identity text
         self._characters += len(pair[0]) + len(pair[1])
         self._check_steps()
         if pair in self._under_way:
-            return  # a schema that uses itself: what differs is found where it was begun
+            return  # a recursive schema: the outer comparison of this pair finds its differences
         self._under_way.add(pair)
         try:
             self._compare(original, update)
@@ -146,7 +149,7 @@ class JsonDiff:
 
     def _check_steps(self) -> None:
         if self._steps > STEPS_MAX or self._characters > _CHARACTERS_MAX:
-            raise InvalidSchema("the schemas are too intricate to be compared: simplify their oneOf, anyOf and $ref")
+            raise InvalidSchema("the schemas are too complex to be compared: simplify their oneOf, anyOf and $ref")
 
     def _compare(self, original: Node, update: Node) -> None:
         if self._matches_a_part(original, update):
@@ -160,7 +163,7 @@ class JsonDiff:
             compare(self, original, update)
 
     def _matches_a_part(self, original: Node, update: Node) -> bool:
-        """Whether one is a combination, and the other goes well with a part of it."""
+        """Return whether one schema is combined, and the other is compatible with a part of it."""
         if original.kind == COMBINED and update.kind == COMBINED:
             return False
         if update.kind == COMBINED and (len(update.parts) == 1 or update.criterion != "allOf"):
@@ -180,7 +183,7 @@ class JsonDiff:
     # ------------------------------------------------------------ one keyword
 
     def limit(self, original: Mapping[str, Any], update: Mapping[str, Any], keyword: str, kind: str) -> None:
-        """A number that something is not to pass, upwards or downwards."""
+        """Compare a keyword that sets an upper or a lower limit."""
         before, after = original.get(keyword), update.get(keyword)
         if before == after:
             return
@@ -193,7 +196,10 @@ class JsonDiff:
                 self.note(f"{kind}_{'INCREASED' if after > before else 'DECREASED'}")
 
     def rest(self, original: Node, update: Node, keyword: str, kind: str, *, absent: bool | None = True) -> None:
-        """What else an object or an array may hold: anything (``absent``), nothing, or what a schema says."""
+        """Compare a keyword for additional content of an object or an array: true, false or a schema.
+
+        ``absent`` is the value of a missing keyword.
+        """
         before, after = original.raw.get(keyword, absent), update.raw.get(keyword, absent)
         if before is after:
             return

@@ -1,4 +1,4 @@
-"""The schemas of a registry as they are read: with what they refer to, and which texts are one schema."""
+"""Parsed schemas of a registry, with their references, and the rules for when two texts are the same schema."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from segmentlog.schemas.subject_names import context_of, seen_from
 logger = logging.getLogger("segmentlog")
 
 _KEPT_CHARACTERS: Final = 4 << 20
-"""Of the texts of schemas that are kept parsed."""
+"""Maximum total length of the texts whose parsed schemas are cached."""
 _DEPTH_MAX: Final = 100
 LATEST: Final = -1
 
 
 class Draft(msgspec.Struct, frozen=True):
-    """A schema as somebody wants it registered, or looked up. An ``id`` and a ``version`` are for imports."""
+    """A schema to register or look up. ``id`` and ``version`` are for imports; -1 and 0 mean that none is given."""
 
     schema: str
     schema_type: str = AVRO
@@ -41,7 +41,7 @@ _Key = tuple[str, str, tuple[Dependency, ...]]
 
 
 class Library:
-    """Parsed schemas of one registry, kept. Under the lock of the journal."""
+    """Cache of the parsed schemas of one registry. The caller must hold the lock of the `SchemaJournal`."""
 
     def __init__(self) -> None:
         self._parsed: OrderedDict[_Key, ParsedSchema] = OrderedDict()
@@ -50,7 +50,7 @@ class Library:
         self._identities: dict[tuple[str, int], tuple[SchemaRecord, Identity]] = {}
 
     def parse(self, state: RegistryState, subject: str, draft: Draft | SchemaRecord) -> ParsedSchema:
-        """A schema of a subject. Raises `InvalidSchema`, `MissingPackage`."""
+        """Parse a schema of a subject. Raises `InvalidSchema`, `MissingPackage`."""
         dependencies = tuple(self._dependencies(state, subject, draft.references, {}, 0).values())
         key = (draft.schema_type, draft.schema, dependencies)
         found = self._parsed.get(key)
@@ -65,9 +65,9 @@ class Library:
         self, state: RegistryState, subject: str, references: tuple[Reference, ...], found: dict[str, Dependency],
         depth: int,
     ) -> dict[str, Dependency]:  # fmt: skip
-        """What schemas refer to, and what that refers to before it; by name."""
+        """Collect referenced schemas by name, each after the schemas that it refers to itself."""
         if depth > _DEPTH_MAX:
-            raise InvalidSchema("Invalid schema: its references lead to each other in a circle")
+            raise InvalidSchema("Invalid schema: its references form a cycle, or are nested too deeply")
         for reference in references:
             place = self.resolve(state, subject, reference)
             if reference.name not in found:
@@ -78,7 +78,7 @@ class Library:
 
     @staticmethod
     def resolve(state: RegistryState, subject: str, reference: Reference) -> tuple[str, int]:
-        """Where a reference leads. Raises `InvalidSchema` when nothing is there."""
+        """Return the (subject, version) that a reference means. Raises `InvalidSchema` if it does not exist."""
         there = seen_from(reference.subject, subject)
         version = reference.version
         if version == LATEST:
@@ -90,19 +90,26 @@ class Library:
         return there, version
 
     def earlier(self, state: RegistryState, record: SchemaRecord) -> Earlier:
-        """A version that a new one is compared with."""
+        """Return a version as `incompatibilities` takes it; it is parsed on demand."""
         return Earlier(
             record.version, record.schema, record.schema_type, lambda: self.parse(state, record.subject, record)
         )
 
-    # ------------------------------------------------------------ which texts are one schema
+    # ------------------------------------------------------------ identity of schemas
 
     def identity(self, state: RegistryState, subject: str, draft: Draft | SchemaRecord) -> Identity:
-        """Equal for texts that are one schema. Raises `InvalidSchema`, `MissingPackage`."""
+        """Return the identity of a schema: equal for texts that are the same schema.
+
+        Raises `InvalidSchema`, `MissingPackage`.
+        """
         return identity_of(self.parse(state, subject, draft).canonical, draft)
 
     def identity_of_stored(self, state: RegistryState, record: SchemaRecord) -> Identity:
-        """The same of what is registered: it may be spelled otherwise, or nobody here can read it."""
+        """Return the identity of a registered schema, also if this process cannot parse it.
+
+        Another registry may have stored a text that is not canonical, so the text is parsed first. If this process
+        cannot parse the text, the text itself is the identity.
+        """
         key = (context_of(record.subject), record.id)
         known = self._identities.get(key)
         if known is not None and known[0].schema is record.schema and known[0].references == record.references:
@@ -110,13 +117,13 @@ class Library:
         try:
             found = self.identity(state, record.subject, record)
         except (InvalidSchema, MissingPackage) as error:
-            logger.debug("schema %d of %s cannot be read: %s", record.id, record.subject, error)
+            logger.debug("schema registry: cannot parse schema %d of subject %s: %s", record.id, record.subject, error)
             found = identity_of(record.schema, record)
         self._identities[key] = (record, found)
         return found
 
     def find_id(self, state: RegistryState, context: str, identity: Identity) -> int | None:
-        """The id that a schema has in a context."""
+        """Return the id of a schema in a context, or None."""
         known = self._ids.setdefault(context, {})
         found = known.get(identity)
         if found is None or not self._is_still(state, context, found, identity):
@@ -133,7 +140,7 @@ class Library:
     def find_version(
         self, state: RegistryState, subject: str, identity: Identity, *, deleted: bool = False
     ) -> SchemaRecord | None:
-        """The newest version of a subject that is this schema."""
+        """Return the latest version of a subject that has this schema, or None."""
         for record in reversed(state.versions(subject, deleted=deleted)):
             if self.identity_of_stored(state, record) == identity:
                 return record
@@ -141,12 +148,12 @@ class Library:
 
 
 def _characters(key: _Key) -> int:
-    """Of a schema, and of what it refers to."""
+    """Return the total length of a schema and of the schemas that it refers to."""
     return len(key[1]) + sum(len(one.text) for one in key[2])
 
 
 def identity_of(canonical: str, draft: Draft | SchemaRecord) -> Identity:
-    """What makes a schema another one: its type, its text, what its names refer to, its metadata and rules."""
+    """Return what identifies a schema: its type, canonical text, references, metadata and rules."""
     references = sorted((one.name, one.subject, one.version) for one in draft.references)
     more = [references, draft.metadata or None, draft.rule_set or None]
     return draft.schema_type, canonical, msgspec.json.encode(more, order="sorted").decode()

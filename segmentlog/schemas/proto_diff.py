@@ -1,7 +1,7 @@
-"""What keeps a reader of a new Protobuf file from what was written with an old one.
+"""Compares two Protobuf files, and finds changes that keep readers of the new file from reading old data.
 
-Names of changes and which of them matter are those of Confluent's registry. Fields are told by their numbers. What is
-not looked at is in docs/schemas.md.
+The names of changes, and which changes are incompatible, come from Confluent's registry. Fields are matched by number.
+docs/schemas.md lists what this comparison ignores.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _SCALAR_KINDS: Final = {
     _F.TYPE_FLOAT: "float",
     _F.TYPE_DOUBLE: "double",
 }
-"""Scalars of one kind look the same on the wire, so that one may become another."""
+"""Scalar types by their encoding: a field may change between types with the same encoding."""
 
 Change = tuple[str, str]
-"""What it is, and where."""
+"""(kind of change, path)"""
 
 
 def incompatible_changes(original: FileDescriptor, update: FileDescriptor) -> list[Change]:
-    """Those that break readers. Empty: there is none."""
+    """Return the changes that break readers; empty if there are none."""
     diff = _Diff()
     if original.package != update.package:
         diff.note("PACKAGE_CHANGED", "#/")
@@ -60,7 +60,7 @@ class _Diff:
     def message(self, original: Descriptor, update: Descriptor, place: str) -> None:
         pair = (original.full_name, update.full_name)
         if pair in self._under_way:
-            return  # it holds itself: what differs is found where it was begun
+            return  # a recursive message: the outer comparison of this pair finds its differences
         self._under_way.add(pair)
         self._oneofs(original, update, place)
         before, after = original.fields_by_number, update.fields_by_number
@@ -90,7 +90,7 @@ class _Diff:
             self.note("ONEOF_FIELD_REMOVED", where)
 
     def _oneofs(self, original: Descriptor, update: Descriptor, place: str) -> None:
-        """Fields that could be set together and now exclude each other."""
+        """Record fields that could be set together before, and exclude each other now."""
         for name in dict.fromkeys(_oneof(field) for field in update.fields):
             if name is None:
                 continue
@@ -118,7 +118,7 @@ class _Diff:
             if scalars[0] != scalars[1]:
                 yield "FIELD_SCALAR_KIND_CHANGED", where
             elif original.is_repeated != update.is_repeated and scalars[0] != "string or bytes":
-                # A packed list is not read as a number. One text in place of several is the last of them.
+                # A reader cannot decode a packed list as a number. For strings and bytes it takes the last element.
                 yield "FIELD_NUMERIC_LABEL_CHANGED", where
         elif kinds[0] == "map":
             for name in ("key", "value"):
@@ -132,7 +132,7 @@ class _Diff:
         if _local_name(original) != _local_name(update):
             yield "FIELD_NAMED_TYPE_CHANGED", where
         elif original.file.name != "default" or update.file.name != "default":
-            # From another file, which is not compared by itself.
+            # The message comes from an imported file, so no other comparison covers it.
             apart = _Diff()
             apart._under_way = self._under_way
             apart.message(original, update, where)
@@ -142,7 +142,7 @@ class _Diff:
 
 
 def _oneof(field: Any) -> str | None:
-    """The name of the oneof that a field is written in; an optional field of proto3 is in none."""
+    """Return the name of a field's oneof, or None; the synthetic oneof of an optional proto3 field does not count."""
     oneof = field.containing_oneof
     if oneof is None or (len(oneof.fields) == 1 and oneof.name.lstrip("X") == f"_{field.name}"):
         return None

@@ -1,6 +1,7 @@
-"""Options of a ``.proto`` file: between its text, and fields of the messages that Protobuf keeps them in.
+"""Reads and prints the options of a ``.proto`` file.
 
-Options that Protobuf itself knows become fields. All others, ``(my.option) = 1``, are kept as they were written.
+Options that Protobuf defines become fields of its options messages. All other options, such as ``(my.option) = 1``,
+stay uninterpreted.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _FLOATS: Final = (FieldDescriptor.TYPE_DOUBLE, FieldDescriptor.TYPE_FLOAT)
 
 
 def read_option(tokens: Tokens, options: Any) -> None:
-    """``name = value``, into ``options``."""
+    """Read ``name = value`` into ``options``."""
     parts: list[tuple[str, bool]] = []
     while True:
         if tokens.skip("("):
@@ -39,7 +40,7 @@ def read_option(tokens: Tokens, options: Any) -> None:
 
 
 def read_bracketed(tokens: Tokens, options: Any, special: dict[str, Any] | None = None) -> None:
-    """``[a = 1, b = 2]``, if there is such a thing; names in ``special`` are read by what stands there."""
+    """Read ``[a = 1, b = 2]`` if it comes next; ``special`` maps names to functions that read their values."""
     if not tokens.skip("["):
         return
     while True:
@@ -59,13 +60,13 @@ def _read_known(tokens: Tokens, options: Any, field: FieldDescriptor) -> None:
     if field.type == FieldDescriptor.TYPE_BOOL:
         value = tokens.word()
         if value not in ("true", "false"):
-            tokens.fail(f"option {field.name} is true or false")
+            tokens.fail(f"option {field.name} must be true or false")
         value = value == "true"
     elif field.type == FieldDescriptor.TYPE_ENUM:
         name = tokens.word()
         values = field.enum_type.values_by_name
         if name not in values:
-            tokens.fail(f"option {field.name} is one of {', '.join(values)}")
+            tokens.fail(f"option {field.name} must be one of {', '.join(values)}")
         value = values[name].number
     elif field.type == FieldDescriptor.TYPE_STRING:
         value = tokens.text()
@@ -97,29 +98,29 @@ def _read_unknown(tokens: Tokens, option: pb.UninterpretedOption) -> None:
         elif number.kind == "float" or number.text in ("inf", "nan"):
             option.double_value = float(number.text.rstrip("fF")) * (-1 if negative else 1)
         else:
-            tokens.fail("a value was to come")
+            tokens.fail("expected a value")
 
 
 def _braced(tokens: Tokens) -> str:
-    """What stands between braces, word by word."""
+    """Read the text between braces, and return its tokens separated by spaces."""
     tokens.expect("{")
     words: list[str] = []
     depth = 1
     while True:
         token = tokens.take()
         if token.kind == "end":
-            tokens.fail("'}' was to come")
+            tokens.fail("expected '}'")
         depth += {"{": 1, "}": -1}.get(token.text if token.kind == "sign" else "", 0)
         if not depth:
             return " ".join(words)
         words.append(token.text)
 
 
-# ---------------------------------------------------------------- and back
+# ---------------------------------------------------------------- printing
 
 
 def written_options(options: Message, *, in_order: bool = False) -> list[str]:
-    """``name = value`` of each option that is set. What only a compiler knows about extensions is left out."""
+    """Return ``name = value`` for each option that is set, except message-typed options and resolved extensions."""
     texts: list[str] = []
     for field, value in options.ListFields():
         if field.name == "uninterpreted_option":
@@ -157,7 +158,7 @@ def _written_known(field: FieldDescriptor, value: Any) -> str:
 
 
 def quoted(data: bytes) -> str:
-    """A text as it stands between quotes."""
+    """Return bytes as a quoted and escaped string literal."""
     try:
         text = data.decode()
     except UnicodeDecodeError:
@@ -166,5 +167,5 @@ def quoted(data: bytes) -> str:
 
 
 def escaped(data: bytes) -> str:
-    """Bytes as C escapes them: how Protobuf keeps the default of a field of bytes, too."""
+    """Return bytes with C escapes, the form in which Protobuf also stores the default of a bytes field."""
     return "".join(chr(byte) if 32 <= byte < 127 and byte not in b'"\\' else f"\\{byte:03o}" for byte in data)

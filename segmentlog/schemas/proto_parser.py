@@ -1,4 +1,4 @@
-"""The text of a ``.proto`` file as the message that Protobuf describes files by. Names of types are left as written."""
+"""Parses the text of a ``.proto`` file into a ``FileDescriptorProto``, without resolving names of types."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _ENUM_MAX: Final = (1 << 31) - 1
 
 
 def parse_file(text: str, name: str) -> pb.FileDescriptorProto:
-    """Raises `InvalidSchema`, with the line."""
+    """Parse a ``.proto`` file. Raises `InvalidSchema` with the line number."""
     return _Parser(text, name).file()
 
 
@@ -76,7 +76,7 @@ class _Parser:
             elif word == "extend":
                 self._extend(file.extension, file.message_type)
             else:
-                raise InvalidSchema(f"Invalid Protobuf schema: {word!r} begins nothing that a .proto file has")
+                raise InvalidSchema(f"Invalid Protobuf schema: {word!r} does not start a statement of a .proto file")
         return file
 
     def _syntax(self, word: str) -> None:
@@ -86,10 +86,10 @@ class _Parser:
         if word == "edition":
             number = pb.Edition.DESCRIPTOR.values_by_name.get(f"EDITION_{version}")
             if number is None:
-                tokens.fail(f"edition {version!r} is not known here")
+                tokens.fail(f"edition {version!r} is not supported")
             self._file.syntax, self._file.edition = "editions", number.number
         elif version not in ("proto2", "proto3"):
-            tokens.fail(f"syntax {version!r} is not proto2 or proto3")
+            tokens.fail(f"syntax {version!r} must be proto2 or proto3")
         else:
             self._file.syntax = version
             self._is_proto3 = version == "proto3"
@@ -115,7 +115,7 @@ class _Parser:
         while not tokens.skip("}"):
             if tokens.skip(";"):
                 continue
-            # A type may be called like any of these, and a field then begins with it.
+            # A type may have any of these words as its name, and a field then starts with it.
             word = tokens.next.text if tokens.next.kind == "word" else ""
             if word == "message" and not tokens.then("."):
                 tokens.take()
@@ -145,7 +145,7 @@ class _Parser:
 
     @staticmethod
     def _add_synthetic(message: pb.DescriptorProto) -> None:
-        """Protobuf keeps an optional field of proto3 as one of one; those come behind all others."""
+        """Add a synthetic oneof for each optional proto3 field, after all other oneofs, as Protobuf requires."""
         for field in message.field:
             if field.proto3_optional:
                 field.oneof_index = len(message.oneof_decl)
@@ -159,7 +159,7 @@ class _Parser:
         tokens = self._tokens
         if tokens.is_at(*_LABELS) and not tokens.then("."):
             if oneof is not None:
-                tokens.fail("a field of a oneof has no label")
+                tokens.fail("a field of a oneof must not have a label")
             label = tokens.take().text
             field.label = _LABELS[label]
             if self._is_proto3 and label == "optional" and message is not None:
@@ -170,7 +170,7 @@ class _Parser:
             field.oneof_index = oneof
         if tokens.is_at("map") and tokens.then("<"):
             if message is None or oneof is not None:
-                tokens.fail("a map stands in a message")
+                tokens.fail("a map field must be inside a message")
             self._map(field, message)
             return
         if tokens.is_at("group"):
@@ -217,7 +217,7 @@ class _Parser:
 
     def _number_within(self, number: int, least: int, most: int) -> int:
         if not least <= number <= most:
-            self._tokens.fail(f"{number} is not a number from {least} to {most}")
+            self._tokens.fail(f"{number} must be a number from {least} to {most}")
         return number
 
     def _map(self, field: Any, message: pb.DescriptorProto) -> None:
@@ -237,7 +237,7 @@ class _Parser:
         tokens.expect(";")
         entry.name = "".join(part[:1].upper() + part[1:] for part in field.name.split("_")) + "Entry"
         message.nested_type.append(entry)
-        # As it is to be found: ``Entry`` alone may be another one's further out.
+        # Qualify the name: an outer scope may also have a type with the name of the entry.
         field.type, field.type_name = _Field.TYPE_MESSAGE, f"{message.name}.{entry.name}"
 
     def _group(self, field: Any, types: Any) -> None:
@@ -291,7 +291,7 @@ class _Parser:
                 if not tokens.skip(","):
                     break
         else:
-            behind = 1 if isinstance(holder, pb.DescriptorProto) else 0  # those of enums include their ends
+            behind = 1 if isinstance(holder, pb.DescriptorProto) else 0  # reserved ranges of enums include their end
             for first, last in self._ranges(most, least):
                 holder.reserved_range.add(start=first, end=last + behind)
         tokens.expect(";")

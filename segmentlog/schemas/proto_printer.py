@@ -1,4 +1,4 @@
-"""What Protobuf keeps of a ``.proto`` file, as text again: one text for each file, whoever wrote it and how."""
+"""Prints a ``FileDescriptorProto`` as canonical ``.proto`` text: equal files have equal text."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ _ENUM_MAX: Final = (1 << 31) - 1
 
 
 def print_file(file: pb.FileDescriptorProto, *, in_order: bool = False) -> str:
-    """The text. All names of types have to be whole ones, ``.pkg.Message``, as a pool of descriptors has made them.
+    """Return the canonical text of a file.
 
-    ``in_order`` sorts what may stand in any order: imports, options, fields, what is reserved.
+    All type names in the file must be full, such as ``.pkg.Message``, the form that a descriptor pool sets.
+    ``in_order`` sorts everything whose order has no meaning: imports, options, fields, reserved ranges and names.
     """
     return _Printer(file, in_order).text()
 
@@ -66,7 +67,7 @@ class _Printer:
             yield f"import {kind}{quoted(name.encode())};\n"
 
     def _short(self, full_name: str) -> str:
-        """A name of a type as people write it, where that means the same from everywhere in the file."""
+        """Return a type's name without the file's package, if the short name is unambiguous in the whole file."""
         package = self._file.package
         local = full_name.removeprefix(f".{package}.") if package else full_name[1:]
         if not local.startswith("."):
@@ -182,7 +183,7 @@ class _Printer:
         for option in written_options(enum.options, in_order=self._in_order):
             yield f"{indent}  option {option};\n"
         yield from self._reserved(enum, indent + "  ", _ENUM_MAX, 0)
-        for value in enum.value:  # the first one is the default
+        for value in enum.value:  # in file order, also with ``in_order``: the first value is the default
             options = written_options(value.options, in_order=self._in_order)
             yield f"{indent}  {value.name} = {value.number}{_bracketed(options)};\n"
         yield f"{indent}}}\n"
@@ -204,7 +205,7 @@ class _Printer:
 
 
 def _names_in(message: Any) -> Iterator[str]:
-    """Names of types that are known inside of a message only, at any depth."""
+    """Yield the names of the types nested in a message, at any depth."""
     for one in (*message.nested_type, *message.enum_type):
         yield one.name
     for one in message.nested_type:
@@ -220,7 +221,7 @@ def _bracketed(options: list[str]) -> str:
 
 
 def _json_name(name: str) -> str:
-    """The name that Protobuf gives a field in JSON, where the file says nothing else."""
+    """Return the default JSON name that Protobuf gives to a field."""
     result, upper = "", False
     for character in name:
         if character == "_":

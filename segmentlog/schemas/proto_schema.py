@@ -1,4 +1,4 @@
-"""Protobuf: read by `proto_parser`, checked by Protobuf's own pool of descriptors, compared by `proto_diff`.
+"""Protobuf schemas: parsed by `proto_parser`, checked by Protobuf's descriptor pool, compared by `proto_diff`.
 
 A schema is the text of a ``.proto`` file, or a serialized ``FileDescriptorProto`` in base64, which some clients send.
 """
@@ -22,17 +22,17 @@ from segmentlog.schemas.registry_errors import InvalidSchema
 from segmentlog.schemas.schema_kind import Dependency, ParsedSchema
 
 FILE_NAME: Final = "default"
-"""Under which the schema itself is known, as a file that has no other name."""
+"""File name of the schema itself in the descriptor pool: a registered schema has no file name."""
 _BUILT_IN: Final = {
     "google/protobuf/": "google.protobuf",
-    "google/type/": "google.type",  # of the package googleapis-common-protos, where it is
+    "google/type/": "google.type",  # from the package googleapis-common-protos, if it is installed
     "google/api/": "google.api",
     "google/rpc/": "google.rpc",
 }
 
 
 class ProtoSchema:
-    """The schema of a ``.proto`` file. What it imports has to be among its references, or to be Google's own."""
+    """A parsed ``.proto`` file. Each import must be one of its references, or a file of Google."""
 
     def __init__(self, text: str, dependencies: Sequence[Dependency] = ()) -> None:
         self.pool = DescriptorPool()
@@ -42,13 +42,13 @@ class ProtoSchema:
         resolved = pb.FileDescriptorProto()
         self.file.CopyToProto(resolved)
         self.proto: pb.FileDescriptorProto = resolved
-        """With whole names of types."""
+        """The file with full names of types."""
         self.canonical = print_file(resolved)
 
     def _add(
         self, file: pb.FileDescriptorProto, others: dict[str, str], within: tuple[str, ...] = ()
     ) -> FileDescriptor:
-        """Put a file into the pool, what it imports first."""
+        """Add a file to the pool, after its imports."""
         for name in file.dependency:
             if name in self._added:
                 continue
@@ -84,28 +84,28 @@ class ProtoSchema:
             for kind, place in incompatible_changes(written.file, self.file)
         ]
 
-    # ------------------------------------------------------------ messages in it
+    # ------------------------------------------------------------ messages of the file
 
     def message(self, indexes: Sequence[int]) -> Descriptor:
-        """By where it stands: the third message of the first one is ``[0, 2]``. Raises LookupError."""
+        """Return a message by its indexes: ``[0, 2]`` is the third message nested in the first. Raises LookupError."""
         messages: Sequence[Descriptor] = list(self.file.message_types_by_name.values())
         found: Descriptor | None = None
         for index in indexes:
             if not 0 <= index < len(messages):
-                raise LookupError(f"the schema has no message {list(indexes)}")
+                raise LookupError(f"the schema has no message with indexes {list(indexes)}")
             found = messages[index]
             messages = found.nested_types
         if found is None:
-            raise LookupError("no message is named")
+            raise LookupError("the list of message indexes is empty")
         return found
 
     def find_message(self, full_name: str) -> Descriptor:
-        """By its name. Raises LookupError."""
+        """Return a message by its full name. Raises LookupError."""
         return self.pool.FindMessageTypeByName(full_name)
 
 
 def indexes_of(message: Descriptor) -> list[int]:
-    """Where a message stands in its file."""
+    """Return the indexes of a message in its file, from the outermost message to the message itself."""
     outer = message.containing_type
     siblings: Sequence[Any] = list(message.file.message_types_by_name.values()) if outer is None else outer.nested_types
     index = [one.full_name for one in siblings].index(message.full_name)
@@ -126,7 +126,7 @@ def _read(text: str, name: str) -> pb.FileDescriptorProto:
 
 
 def is_built_in(name: str) -> bool:
-    """Whether a file is one of Google's, which every reader has."""
+    """Return whether a file is one of Google's, which need no reference."""
     return name.startswith(tuple(_BUILT_IN))
 
 
@@ -141,4 +141,4 @@ def _built_in(name: str) -> pb.FileDescriptorProto:
             except (ImportError, KeyError):
                 break
             return file
-    raise InvalidSchema(f"Invalid Protobuf schema: import {name!r}: no reference has that name")
+    raise InvalidSchema(f"Invalid Protobuf schema: import {name!r}: the schema has no reference with that name")

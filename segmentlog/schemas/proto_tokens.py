@@ -1,4 +1,4 @@
-"""The words of a ``.proto`` file, without white space and comments."""
+"""Splits the text of a ``.proto`` file into tokens, without white space and comments."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Token(NamedTuple):
 
 
 class Tokens:
-    """A text, word by word. Every ``take`` raises `InvalidSchema` for another word than the one that is to come."""
+    """Cursor over the tokens of a text. Methods that read a kind of token raise `InvalidSchema` for any other token."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -41,7 +41,7 @@ class Tokens:
         while position < len(self._text):
             match = _TOKEN.match(self._text, position)
             if match is None:
-                self._fail_at(position, f"{self._text[position : position + 10]!r} is no word of a .proto file")
+                self._fail_at(position, f"{self._text[position : position + 10]!r} is not a token of a .proto file")
             kind = str(match.lastgroup)
             if kind != "space":
                 tokens.append(Token(kind, match[0], position))
@@ -54,7 +54,7 @@ class Tokens:
         return self._tokens[self._at]
 
     def then(self, text: str) -> bool:
-        """Whether that comes after the next one."""
+        """Return whether a text is the token after the next token."""
         return self._at + 1 < len(self._tokens) and self._tokens[self._at + 1].text == text
 
     def is_at(self, *texts: str) -> bool:
@@ -67,7 +67,7 @@ class Tokens:
         return token
 
     def skip(self, text: str) -> bool:
-        """Step over a word, if it is the next one."""
+        """Skip the next token and return True, if it has this text."""
         if self.is_at(text):
             self._at += 1
             return True
@@ -75,15 +75,15 @@ class Tokens:
 
     def expect(self, text: str) -> None:
         if not self.skip(text):
-            self.fail(f"{text!r} was to come")
+            self.fail(f"expected {text!r}")
 
     def word(self) -> str:
         if self.next.kind != "word":
-            self.fail("a name was to come")
+            self.fail("expected a name")
         return self.take().text
 
     def dotted(self) -> str:
-        """A name of a type: ``a.b.C``, ``.a.b.C``."""
+        """Read the name of a type: ``a.b.C`` or ``.a.b.C``."""
         text = "." if self.skip(".") else ""
         text += self.word()
         while self.skip("."):
@@ -93,13 +93,13 @@ class Tokens:
     def integer(self) -> int:
         sign = -1 if self.skip("-") else 1
         if self.next.kind != "int":
-            self.fail("a whole number was to come")
+            self.fail("expected an integer")
         return sign * as_int(self.take().text)
 
     def string(self) -> bytes:
-        """One or more in a row."""
+        """Read one or more adjacent string literals, and return their concatenation."""
         if self.next.kind != "string":
-            self.fail("a text in quotes was to come")
+            self.fail("expected a quoted string")
         parts = []
         while self.next.kind == "string":
             parts.append(_unescape(self.take().text[1:-1]))
@@ -109,11 +109,11 @@ class Tokens:
         try:
             return self.string().decode()
         except UnicodeDecodeError:
-            self.fail("a text in quotes is not UTF-8")
+            self.fail("a quoted string is not UTF-8")
 
     def fail(self, why: str) -> NoReturn:
-        """Raise `InvalidSchema`, with the line."""
-        self._fail_at(self.next.position, f"{why}, not {self.next.text[:40] or 'the end'!r}")
+        """Raise `InvalidSchema` with a reason, the next token and its line."""
+        self._fail_at(self.next.position, f"{why}, at {self.next.text[:40] or 'the end'!r}")
 
     def _fail_at(self, position: int, why: str) -> NoReturn:
         line = self._text.count("\n", 0, position) + 1
@@ -121,14 +121,14 @@ class Tokens:
 
 
 def as_int(text: str) -> int:
-    """As C has them: 0x10, 010, 10."""
+    """Return the value of an integer literal in C syntax: 0x10, 010, 10."""
     if text[:2].lower() == "0x":
         return int(text, 16)
     if len(text) > 1 and text[0] == "0":
         try:
             return int(text, 8)
         except ValueError:
-            raise InvalidSchema(f"Invalid Protobuf schema: {text} is no octal number") from None
+            raise InvalidSchema(f"Invalid Protobuf schema: {text} is not a valid octal number") from None
     return int(text)
 
 

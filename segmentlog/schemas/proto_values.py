@@ -1,4 +1,4 @@
-"""Messages of Protobuf."""
+"""Serializer and deserializer of Protobuf messages."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from segmentlog.schemas.subject_strategy import SchemaSource, Strategy, WriterOp
 
 
 class ProtobufSerializer:
-    """Messages of one class, each after the id of its schema and the message's place in that. Thread-safe.
+    """Writes messages of one class, after the id of their schema and the message's indexes in it. Thread-safe.
 
-    What the message's file imports is registered as well, each file under its own name, but for Google's own. The other
-    options are those of `AvroSerializer`.
+    The serializer also registers the files that the message's file imports, each under its own name, except Google's
+    files. The other options are those of `AvroSerializer`.
     """
 
     def __init__(
@@ -63,7 +63,10 @@ class ProtobufSerializer:
             raise InvalidPayload(str(error)) from error
 
     def _place(self, record: SchemaRecord, descriptor: Descriptor) -> list[int]:
-        """In the schema that is registered: with ``use_latest_version`` it may be another file than the class's."""
+        """Return the message's indexes in the registered schema.
+
+        With ``use_latest_version`` the registered file can differ from the file of the message class.
+        """
         parsed = self._source.parsed(record)
         assert isinstance(parsed, ProtoSchema)
         try:
@@ -89,7 +92,7 @@ class ProtobufSerializer:
 
 
 class ProtobufDeserializer:
-    """Messages, of the class that is given, or of one that is made of the schema that a record names. Thread-safe."""
+    """Reads messages as ``message_class``, or as a class created from the schema that a record names. Thread-safe."""
 
     def __init__(self, registry: SchemaSource, message_class: type[Message] | None = None) -> None:
         self._class = message_class
@@ -104,7 +107,7 @@ class ProtobufDeserializer:
 
 
 def proto_decoder(parsed: ParsedSchema, message_class: type[Message] | None = None) -> Decode[Message]:
-    """What reads messages of a Protobuf schema."""
+    """Return a decoder for messages of a Protobuf schema, as ``message_class`` or the class that the record names."""
     assert isinstance(parsed, ProtoSchema)
     classes: dict[tuple[int, ...], type[Message]] = {}
 
@@ -119,6 +122,6 @@ def proto_decoder(parsed: ParsedSchema, message_class: type[Message] | None = No
         try:
             return kind.FromString(blob[position:])
         except DecodeError as error:
-            raise InvalidPayload(f"it is no message {kind.DESCRIPTOR.full_name}: {error}") from error
+            raise InvalidPayload(f"the value is not a message {kind.DESCRIPTOR.full_name}: {error}") from error
 
     return decode

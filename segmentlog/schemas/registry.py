@@ -1,7 +1,8 @@
-"""The schema registry of a store: what Confluent's registry does, as methods.
+"""The schema registry of a store: the operations of Confluent's registry, as methods.
 
-Registering is here, and settings; reading is in `lookups`, what deleting appends in `deletion`, what applies to a
-subject in `scopes`. The topic that holds it all is read and written by `journal`.
+This module registers and deletes schemas and changes settings. `registry_lookups` reads, `deletion` builds the records
+that a deletion appends, and `scopes` finds the settings that apply to a subject. `schemas_topic` reads and writes the
+topic that stores all of it.
 """
 
 from __future__ import annotations
@@ -52,16 +53,16 @@ _SETTINGS: Final[Mapping[str, type]] = {
     "defaultRuleSet": dict,
     "overrideRuleSet": dict,
 }
-"""That a configuration may have, and what they are; a level is checked by itself.
-What is not in docs/schemas.md is kept, and means nothing here."""
+"""Settings that a configuration may have, with their types; `check_level` checks the compatibility level.
+The registry stores settings that docs/schemas.md does not list, and ignores them."""
 
 
 class SchemaRegistry(RegistryReads):
-    """Subjects, their versions and settings. Thread-safe; any number of processes have one for the same store.
+    """Subjects, versions and settings of one store. Thread-safe; many processes can use the same store.
 
-    What it changes is on disk when a method returns. Methods raise `SchemaError`, each with the code that Confluent's
-    registry gives it; besides `ReadOnlyStore`, `DiskFull` and what else appending does, `CorruptBatch` when the topic
-    is damaged.
+    Every change is on disk when the method returns. Methods raise subclasses of `SchemaError`, each with the code of
+    Confluent's registry. They also raise `CorruptBatch` if the topic is damaged. Methods that change something raise
+    `ReadOnlyStore`, `DiskFull` and the other errors of an append.
     """
 
     def __init__(self, topics: Topics) -> None:
@@ -70,17 +71,18 @@ class SchemaRegistry(RegistryReads):
     # ------------------------------------------------------------ registering
 
     def register(self, subject: str, draft: Draft, *, normalize: bool = False, force: bool = False) -> SchemaRecord:
-        """Register a schema under a subject, as its next version; one that is there already is left as it is.
+        """Register a schema as the next version of a subject, and return its record.
 
-        The same schema has the same id under every subject of a context. ``force`` asks for no compatibility. Raises
-        `InvalidSchema`, `IncompatibleSchema`, `NotPermitted`, `SchemaTooLarge`.
+        A schema that the subject already has keeps its version. A schema has one id under all subjects of a context.
+        ``force`` skips the compatibility check. Raises `InvalidSchema`, `IncompatibleSchema`, `NotPermitted`,
+        `SchemaTooLarge`.
         """
         subject = check_subject(subject)
         if not -1 <= draft.id <= ID_MAX or not 0 <= draft.version <= VERSION_MAX:
             raise InvalidSchema(f"Invalid schema: id {draft.id} or version {draft.version} is out of range")
         compared: tuple[Any, ...] | None = None
         if draft.id < 0 and draft.version == 0:
-            # Most are there already: whoever asks for one of those need not wait for who registers others.
+            # Most schemas are registered already: a caller that needs only such a schema does not wait for writers.
             with self._journal.reading() as state:
                 identity, _ = self._canonical(state, subject, draft, normalize=normalize)
                 found = self._library.find_version(state, subject, identity)
@@ -89,7 +91,7 @@ class SchemaRegistry(RegistryReads):
                     self._journal.make_durable()
                     return found
                 if not force and not draft.references and scopes.mode_of(state, subject) != scopes.IMPORT:
-                    # What takes long is done before other processes have to wait for it.
+                    # Compare before taking the lock of the store: comparing takes long, and other processes would wait.
                     scopes.check_register_mode(state, subject, draft.id)
                     self._check_compatible(state, subject, draft, state.versions(subject))
                     compared = _basis(state, subject)
@@ -115,7 +117,10 @@ class SchemaRegistry(RegistryReads):
                 raise InvalidSchema("Invalid schema: Version is not one more than previous version")
             version = draft.version
         if version > VERSION_MAX:
-            raise NotPermitted(f"Subject {subject} has version {VERSION_MAX}: there is none behind it")
+            raise NotPermitted(
+                f"Subject {subject} already has version {VERSION_MAX}, the highest possible; the schema was not"
+                " registered. Register it under another subject"
+            )
         if not is_import and not force and (compared is None or compared != _basis(state, subject)):
             self._check_compatible(state, subject, draft, state.versions(subject))
         schema_id = self._id_of(state, context, identity, draft)
@@ -126,7 +131,7 @@ class SchemaRegistry(RegistryReads):
         pairs: list[tuple[bytes, bytes | None]] = []
         if context not in state.contexts():
             pairs.append(encode_context(context))
-        for old in everything:  # the same schema once more: what is left of the deleted version would only stand by
+        for old in everything:  # the new version replaces a soft-deleted version with the same schema
             is_same = old.deleted and old.id == schema_id and old.version < version
             if is_same and not state.referred_by((subject, old.version), deleted=True):
                 pairs.append((encode_schema_key(subject, old.version), None))
@@ -163,9 +168,9 @@ class SchemaRegistry(RegistryReads):
         return incompatibilities(level, new, draft.schema_type, others)
 
     def check(self, subject: str, draft: Draft, version: int | str | None = None) -> list[str]:
-        """What is wrong with a schema as the next of a subject, or in the place of one version; empty: nothing.
+        """Return why a schema is incompatible with a subject, or with one version of it; empty if it is compatible.
 
-        Raises `InvalidSchema`, `UnknownVersion`; a subject that there is not yet takes any schema.
+        Every schema is compatible with a subject that does not exist. Raises `InvalidSchema`, `UnknownVersion`.
         """
         subject = check_subject(subject)
         with self._journal.reading() as state:
@@ -183,8 +188,9 @@ class SchemaRegistry(RegistryReads):
     # ------------------------------------------------------------ deleting
 
     def delete_subject(self, subject: str, *, permanent: bool = False) -> list[int]:
-        """Delete all versions softly; for good, when that was done before. The numbers of the versions.
+        """Delete all versions of a subject, and return their numbers.
 
+        The deletion is soft by default. ``permanent`` deletes versions permanently that were soft-deleted before.
         Raises `UnknownSubject`, `SubjectSoftDeleted`, `SubjectNotSoftDeleted`, `ReferenceExists`, `NotPermitted`.
         """
         subject = check_subject(subject)
@@ -195,9 +201,10 @@ class SchemaRegistry(RegistryReads):
             return versions
 
     def delete_version(self, subject: str, version: int | str, *, permanent: bool = False) -> int:
-        """The same for one version; its number.
+        """Delete one version of a subject, and return its number; ``permanent`` as in `delete_subject`.
 
-        Raises `UnknownSubject`, `UnknownVersion`, `VersionSoftDeleted`, `VersionNotSoftDeleted`, `ReferenceExists`.
+        Raises `UnknownSubject`, `UnknownVersion`, `VersionSoftDeleted`, `VersionNotSoftDeleted`, `ReferenceExists`,
+        `NotPermitted`.
         """
         subject, number = check_subject(subject), check_version(version)
         with self._journal.writing() as state:
@@ -214,7 +221,10 @@ class SchemaRegistry(RegistryReads):
     # ------------------------------------------------------------ settings
 
     def config(self, subject: str | None = None, *, default_to_global: bool = False) -> Mapping[str, Any]:
-        """The settings of a subject, or those for all. Raises `NoSubjectConfig`."""
+        """Return the settings of a subject, or the global settings if ``subject`` is None.
+
+        ``default_to_global`` returns every setting that applies to the subject. Raises `NoSubjectConfig`.
+        """
         subject = None if subject is None else check_scope(subject)
         with self._journal.reading() as state:
             if subject is None or default_to_global:
@@ -225,17 +235,18 @@ class SchemaRegistry(RegistryReads):
             return {name: value for name, value in own.items() if name != "subject" and value is not None}
 
     def set_config(self, subject: str | None, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Change settings of a subject, or those for all; the others stay. What is set now.
+        """Change settings of a subject, or global settings if ``subject`` is None; return all of its settings.
 
-        Raises `InvalidCompatibility`, `InvalidSchema` for a setting that there is not, `NotPermitted`.
+        Settings that are not given keep their values; a value of None removes the setting. Raises
+        `InvalidCompatibility`, `InvalidSchema` for an unknown setting or a value of the wrong type, `NotPermitted`.
         """
         subject = None if subject is None else check_scope(subject)
         if unknown := sorted(set(settings) - _SETTINGS.keys()):
-            raise InvalidSchema(f"Invalid configuration: there is no setting {unknown[0]!r}")
+            raise InvalidSchema(f"Invalid configuration: unknown setting {unknown[0]!r}")
         for name, value in settings.items():
             if value is not None and not isinstance(value, _SETTINGS[name]):
-                raise InvalidSchema(f"Invalid configuration: {name} is {type(value).__name__}, and not"
-                                    f" {_SETTINGS[name].__name__}")  # fmt: skip
+                raise InvalidSchema(f"Invalid configuration: {name} must be {_SETTINGS[name].__name__}, but is"
+                                    f" {type(value).__name__}")  # fmt: skip
         changes = dict(settings)
         if changes.get("compatibilityLevel") is not None:
             changes["compatibilityLevel"] = check_level(changes["compatibilityLevel"])
@@ -247,7 +258,10 @@ class SchemaRegistry(RegistryReads):
             return fields
 
     def delete_config(self, subject: str | None = None) -> Mapping[str, Any]:
-        """Take back all settings of a subject, or those for all; what they were. Raises `UnknownSubject`."""
+        """Delete all settings of a subject, or the global settings if ``subject`` is None; return the old settings.
+
+        Raises `UnknownSubject`, `NotPermitted`.
+        """
         subject = None if subject is None else check_scope(subject)
         with self._journal.writing() as state:
             scopes.check_writable_mode(state, subject)
@@ -259,7 +273,10 @@ class SchemaRegistry(RegistryReads):
             return {name: value for name, value in (own or {}).items() if name != "subject"}
 
     def mode(self, subject: str | None = None, *, default_to_global: bool = False) -> str:
-        """The mode of a subject, or that of all. Raises `NoSubjectMode`."""
+        """Return the mode of a subject, or the global mode if ``subject`` is None.
+
+        ``default_to_global`` returns the mode that applies to the subject. Raises `NoSubjectMode`.
+        """
         subject = None if subject is None else check_scope(subject)
         with self._journal.reading() as state:
             if subject is None or default_to_global:
@@ -269,9 +286,10 @@ class SchemaRegistry(RegistryReads):
             return state.modes[subject]
 
     def set_mode(self, subject: str | None, mode: object, *, force: bool = False) -> str:
-        """Set the mode of a subject, or of all. IMPORT needs a subject without schemas, or ``force``.
+        """Set the mode of a subject, or the global mode if ``subject`` is None, and return it in upper case.
 
-        Raises `InvalidRegistryMode`, `NotPermitted`.
+        IMPORT requires a subject without schemas, or ``force``. Raises `InvalidRegistryMode`, `NotPermitted`,
+        `ReferenceExists`.
         """
         subject, mode = None if subject is None else check_scope(subject), scopes.check_mode(mode)
         with self._journal.writing() as state:
@@ -285,7 +303,10 @@ class SchemaRegistry(RegistryReads):
             return mode
 
     def delete_mode(self, subject: str | None = None) -> str:
-        """Take back the mode of a subject, or of all; what it was. Raises `UnknownSubject`."""
+        """Delete the mode of a subject, or the global mode if ``subject`` is None, and return it.
+
+        Raises `UnknownSubject`.
+        """
         subject = None if subject is None else check_scope(subject)
         with self._journal.writing() as state:
             own = state.modes.get(subject)
@@ -297,12 +318,15 @@ class SchemaRegistry(RegistryReads):
 
 
 def _basis(state: RegistryState, subject: str) -> tuple[Any, ...]:
-    """What a new version is compared with, and how: while that is the same, so is what comes of it."""
+    """Return all inputs of a comparison with a new version: the same inputs always give the same result."""
     group = scopes.setting_of(state, subject, "compatibilityGroup")
     return scopes.level_of(state, subject), group, tuple(state.versions(subject))
 
 
 def _property(metadata: dict[str, Any] | None, name: object) -> Any:
-    """A property of a schema's metadata; of a name that is none, as another registry may have kept it, None."""
+    """Return a property of a schema's metadata, or None.
+
+    ``name`` may have any type: another registry may have stored an invalid ``compatibilityGroup``.
+    """
     properties = (metadata or {}).get("properties")
     return properties.get(name) if isinstance(properties, dict) and isinstance(name, str) else None

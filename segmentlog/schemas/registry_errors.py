@@ -1,4 +1,4 @@
-"""What a schema registry answers instead. Codes are those of Confluent's: the first three digits are HTTP's."""
+"""Errors of the schema registry, with the codes of Confluent's: the first three digits are the HTTP status."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from segmentlog.errors import SegmentlogError
 
 
 class SchemaError(SegmentlogError):
-    """Something that the registry cannot do. ``code`` tells programs what, as in Confluent's API."""
+    """An operation that the registry refused. ``code`` is the error code of Confluent's API."""
 
     code: ClassVar[int] = 50001
     text: ClassVar[str] = "{0}"
-    """What is said, of the arguments."""
+    """Format of the message, filled with the arguments."""
 
     def __str__(self) -> str:
         return self.text.format(*self.args)
 
 
 class UnknownSubject(SchemaError, LookupError):
-    """(subject) Nothing was registered under it, or all of that was deleted."""
+    """(subject) The subject has no versions, or all of them were deleted."""
 
     code = 40401
     text = "Subject '{0}' not found."
@@ -33,63 +33,63 @@ class UnknownVersion(SchemaError, LookupError):
 
 
 class UnknownSchema(SchemaError, LookupError):
-    """(id) There is none with this id."""
+    """(id) No schema has this id."""
 
     code = 40403
     text = "Schema {0} not found"
 
 
 class SchemaNotRegistered(SchemaError, LookupError):
-    """(subject) Nothing like that schema is registered there."""
+    """(subject) The subject has no version with this schema."""
 
     code = 40403
     text = "Schema not found"
 
 
 class SubjectSoftDeleted(SchemaError):
-    """(subject) It was deleted before; what is left is to delete it for good."""
+    """(subject) The subject is soft-deleted already; ``permanent`` deletes it permanently."""
 
     code = 40404
     text = "Subject '{0}' was soft deleted. Set permanent=true to delete permanently"
 
 
 class SubjectNotSoftDeleted(SchemaError):
-    """(subject) Only what was deleted before is deleted for good."""
+    """(subject) A subject must be soft-deleted before it can be deleted permanently."""
 
     code = 40405
     text = "Subject '{0}' was not deleted first before being permanently deleted"
 
 
 class VersionSoftDeleted(SchemaError):
-    """(subject, version) It was deleted before."""
+    """(subject, version) The version is soft-deleted already; ``permanent`` deletes it permanently."""
 
     code = 40406
     text = "Subject '{0}' Version {1} was soft deleted. Set permanent=true to delete permanently"
 
 
 class VersionNotSoftDeleted(SchemaError):
-    """(subject, version) Only what was deleted before is deleted for good."""
+    """(subject, version) A version must be soft-deleted before it can be deleted permanently."""
 
     code = 40407
     text = "Subject '{0}' Version {1} was not deleted first before being permanently deleted"
 
 
 class NoSubjectConfig(SchemaError, LookupError):
-    """(subject) It has no configuration of its own."""
+    """(subject) The subject has no configuration of its own."""
 
     code = 40408
     text = "Subject '{0}' does not have subject-level compatibility configured"
 
 
 class NoSubjectMode(SchemaError, LookupError):
-    """(subject) It has no mode of its own."""
+    """(subject) The subject has no mode of its own."""
 
     code = 40409
     text = "Subject '{0}' does not have subject-level mode configured"
 
 
 class IncompatibleSchema(SchemaError, ValueError):
-    """(subject, problems) The schema breaks what the subject's level promises; nothing was registered."""
+    """(subject, problems) The schema violates the subject's compatibility level; it was not registered."""
 
     code = 40901
     text = 'Schema being registered is incompatible with an earlier schema for subject "{0}", details: {1}'
@@ -99,9 +99,9 @@ class IncompatibleSchema(SchemaError, ValueError):
 
 
 def registration_problem(error: Exception, *, may_see: bool) -> str:
-    """Return what to tell a client whose schema is not registered; ``may_see``: whether it may read schemas.
+    """Return the message for a client whose schema was not registered.
 
-    What breaks compatibility is described by parts of the registered schema.
+    ``may_see`` is whether the client may read schemas: the details of an incompatibility quote the registered schema.
     """
     if isinstance(error, IncompatibleSchema) and not may_see:
         subject = error.args[0]
@@ -110,13 +110,13 @@ def registration_problem(error: Exception, *, may_see: bool) -> str:
 
 
 class InvalidSchema(SchemaError, ValueError):
-    """(why) A text that is no schema of its type, or that refers to one that is not there."""
+    """(why) The text is not a valid schema of its type, or it refers to a missing schema."""
 
     code = 42201
 
 
 class InvalidSchemaVersion(SchemaError, ValueError):
-    """(version) No number of a version, and not ``latest``."""
+    """(version) The value is neither a version number nor ``latest``."""
 
     code = 42202
     text = (
@@ -126,7 +126,7 @@ class InvalidSchemaVersion(SchemaError, ValueError):
 
 
 class InvalidCompatibility(SchemaError, ValueError):
-    """(level) No level of compatibility."""
+    """(level) The value is not a compatibility level."""
 
     code = 42203
     text = (
@@ -136,63 +136,63 @@ class InvalidCompatibility(SchemaError, ValueError):
 
 
 class InvalidRegistryMode(SchemaError, ValueError):
-    """(mode) No mode of a registry."""
+    """(mode) The value is not a registry mode."""
 
     code = 42204
     text = "Invalid mode {0!r}. Valid values are READWRITE, READONLY, READONLY_OVERRIDE, IMPORT"
 
 
 class NotPermitted(SchemaError):
-    """(why) What the mode of the subject does not allow, or the topic that holds the schemas."""
+    """(why) The subject's mode, or the configuration of topic ``_schemas``, forbids the operation."""
 
     code = 42205
 
 
 class ReferenceExists(SchemaError):
-    """(subject, version) Other schemas refer to what was to be deleted."""
+    """(subject, version) Other schemas refer to the version, so it was not deleted."""
 
     code = 42206
     text = "One or more references exist to the schema {{subject={0},version={1}}}."
 
 
 class IdDoesNotMatch(SchemaError, ValueError):
-    """(why) The id that a schema is to be imported under is another one's."""
+    """(why) The id of an imported schema already belongs to another schema."""
 
     code = 42207
 
 
 class InvalidSubject(SchemaError, ValueError):
-    """(subject) A name that no subject has."""
+    """(subject) The value is not a valid subject name."""
 
     code = 42208
     text = "The specified subject '{0}' is not a valid subject."
 
 
 class SchemaTooLarge(SchemaError, ValueError):
-    """(why) No record of the topic holds it."""
+    """(why) The schema is larger than the largest record of topic ``_schemas``."""
 
     code = 42209
 
 
 class MissingPackage(SchemaError, ImportError):
-    """(package, what for) It reads this kind of schema, and is not installed."""
+    """(package, purpose) The package that reads this type of schema is not installed."""
 
     text = "{1} needs the package {0}: pip install '.[http]' in a clone of segmentlog"
 
 
 class InvalidPayload(SchemaError, ValueError):
-    """(why) Bytes that no serializer has written, or a value that the schema does not describe."""
+    """(why) The bytes lack the head that a serializer writes, or the value violates its schema."""
 
     code = 42201
 
 
 class RegistryUnavailable(SchemaError):
-    """(url, why) A registry that is asked over HTTP does not answer."""
+    """(url, why) A registry did not answer over HTTP, or its answer is malformed."""
 
     text = "{0}: {1}"
 
 
 class RemoteError(SchemaError):
-    """(url, code, message) What a registry that is asked over HTTP has answered instead."""
+    """(url, code, message) A registry refused a request over HTTP."""
 
     text = "{0}: {2} ({1})"

@@ -1,4 +1,4 @@
-"""Looking things up in the schema registry of a store."""
+"""Read methods of the schema registry of a store."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ VERSION_MAX: Final = (1 << 31) - 1
 
 
 class RegistryReads:
-    """What is registered. Thread-safe."""
+    """The methods of a registry that read. Thread-safe."""
 
     def __init__(self, journal: SchemaJournal) -> None:
         self._journal = journal
@@ -31,21 +31,27 @@ class RegistryReads:
 
     @staticmethod
     def types() -> list[str]:
-        """The kinds of schemas."""
+        """Return the schema types: AVRO, JSON, PROTOBUF."""
         return list(TYPES)
 
     def contexts(self) -> list[str]:
-        """The contexts that have subjects; the default one is ``.``."""
+        """Return the names of the contexts that have subjects; the default context is ``.``."""
         with self._journal.reading() as state:
             return state.contexts()
 
     def subjects(self, prefix: str = ":*:", *, deleted: bool = False, only_deleted: bool = False) -> list[str]:
-        """Names of subjects; those of all contexts, unless the prefix says otherwise."""
+        """Return the names of subjects with a prefix, by default of all contexts.
+
+        ``deleted`` includes soft-deleted subjects, ``only_deleted`` returns only those.
+        """
         with self._journal.reading() as state:
             return state.subjects_like(prefix, deleted=deleted, only_deleted=only_deleted)
 
     def versions(self, subject: str, *, deleted: bool = False, only_deleted: bool = False) -> list[int]:
-        """Numbers of the versions of a subject. Raises `UnknownSubject`."""
+        """Return the version numbers of a subject. Raises `UnknownSubject`.
+
+        ``deleted`` includes soft-deleted versions, ``only_deleted`` returns only those.
+        """
         subject = check_subject(subject)
         with self._journal.reading() as state:
             found = state.versions(subject, deleted=deleted or only_deleted)
@@ -54,7 +60,7 @@ class RegistryReads:
             return [record.version for record in found if record.deleted or not only_deleted]
 
     def schemas(self, prefix: str = ":*:", *, deleted: bool = False, latest_only: bool = False) -> list[SchemaRecord]:
-        """Every version of every subject with that prefix."""
+        """Return every version of every subject with a prefix; ``latest_only`` returns only the latest of each."""
         with self._journal.reading() as state:
             found: list[SchemaRecord] = []
             for subject in state.subjects_like(prefix, deleted=deleted, only_deleted=False):
@@ -63,7 +69,7 @@ class RegistryReads:
             return found
 
     def version(self, subject: str, version: int | str = "latest", *, deleted: bool = False) -> SchemaRecord:
-        """One version. Raises `UnknownSubject`, `UnknownVersion`, `InvalidSchemaVersion`."""
+        """Return one version of a subject. Raises `UnknownSubject`, `UnknownVersion`, `InvalidSchemaVersion`."""
         subject, number = check_subject(subject), check_version(version)
         with self._journal.reading() as state:
             return self._version(state, subject, number, deleted=deleted)
@@ -81,12 +87,15 @@ class RegistryReads:
         raise UnknownVersion(number)
 
     def by_id(self, schema_id: int, subject: str | None = None) -> SchemaRecord:
-        """A schema by its id, deleted softly or not. ``subject`` says in which context. Raises `UnknownSchema`."""
+        """Return the schema with an id, also if it is soft-deleted. Raises `UnknownSchema`.
+
+        The id belongs to the context of ``subject``, or to the default context without ``subject``.
+        """
         with self._journal.reading() as state:
             return self._holders(state, schema_id, subject)[0]
 
     def holders(self, schema_id: int, subject: str | None = None, *, deleted: bool = False) -> list[SchemaRecord]:
-        """The versions that have an id. Raises `UnknownSchema`."""
+        """Return the versions that have an id, sorted by subject and version. Raises `UnknownSchema`."""
         with self._journal.reading() as state:
             found = self._holders(state, schema_id, subject)
             return sorted(
@@ -98,7 +107,7 @@ class RegistryReads:
     def _holders(state: RegistryState, schema_id: int, subject: str | None) -> list[SchemaRecord]:
         contexts = [context_of(subject)] if subject else [DEFAULT_CONTEXT]
         if subject and contexts == [DEFAULT_CONTEXT] and not state.subjects.get(subject):
-            # Who names a subject without its context: wherever it is.
+            # The caller may name a subject without its context: search every context that has the subject.
             contexts += [one for one in state.contexts() if seen_from(subject, f":{one}:") in state.subjects]
         for context in contexts:
             if found := state.holders(context, schema_id):
@@ -106,12 +115,12 @@ class RegistryReads:
         raise UnknownSchema(schema_id)
 
     def highest_id(self, context: str = DEFAULT_CONTEXT) -> int:
-        """The highest id that a schema of a context has or had; 0 when there is none."""
+        """Return the highest id that a schema of a context has or had, or 0."""
         with self._journal.reading() as state:
             return state.highest.get(context, 0)
 
     def referenced_by(self, subject: str, version: int | str, *, deleted: bool = False) -> list[int]:
-        """Ids of the schemas that refer to a version."""
+        """Return the ids of the schemas that refer to a version."""
         subject, number = check_subject(subject), check_version(version)
         with self._journal.reading() as state:
             record = self._version(state, subject, number, deleted=True)
@@ -119,17 +128,17 @@ class RegistryReads:
             return sorted({one.id for one in found})
 
     def parsed(self, record: SchemaRecord) -> ParsedSchema:
-        """A schema as it is read, with what it refers to. Raises `InvalidSchema`, `MissingPackage`."""
+        """Parse a registered schema and its references. Raises `InvalidSchema`, `MissingPackage`."""
         with self._journal.reading() as state:
             return self._library.parse(state, record.subject, record)
 
     def parsed_draft(self, subject: str, draft: Draft) -> ParsedSchema:
-        """The same of one that is not registered, or may be."""
+        """Parse a schema that may be unregistered, and its references. Raises `InvalidSchema`, `MissingPackage`."""
         with self._journal.reading() as state:
             return self._library.parse(state, check_subject(subject), draft)
 
     def lookup(self, subject: str, draft: Draft, *, normalize: bool = False, deleted: bool = False) -> SchemaRecord:
-        """The version of a subject that is this schema. Raises `UnknownSubject`, `SchemaNotRegistered`."""
+        """Return the version of a subject that has this schema. Raises `UnknownSubject`, `SchemaNotRegistered`."""
         subject = check_subject(subject)
         with self._journal.reading() as state:
             identity, _ = self._canonical(state, subject, draft, normalize=normalize)
@@ -141,7 +150,7 @@ class RegistryReads:
             raise SchemaNotRegistered(subject)
 
     def _pinned(self, state: RegistryState, subject: str, draft: Draft) -> Any:
-        """Its references, with the number of what is the latest version now."""
+        """Return the references of a draft, with "latest" replaced by the current version number."""
         return tuple(
             reference
             if reference.version != LATEST
@@ -150,7 +159,7 @@ class RegistryReads:
         )
 
     def _canonical(self, state: RegistryState, subject: str, draft: Draft, *, normalize: bool) -> tuple[Identity, str]:
-        """(what it is told from others by, the text that is stored)."""
+        """Return (the schema's identity, the text to store)."""
         parsed = self._library.parse(state, subject, draft)
         text = parsed.canonical
         if normalize or scopes.setting_of(state, subject, "normalize"):
@@ -160,7 +169,7 @@ class RegistryReads:
 
 
 def check_version(version: object) -> int:
-    """The number of a version; `LATEST` for ``latest`` and -1. Raises `InvalidSchemaVersion`."""
+    """Return the number of a version; `LATEST` for ``latest`` and -1. Raises `InvalidSchemaVersion`."""
     if version in ("latest", LATEST, "-1"):
         return LATEST
     if isinstance(version, str) and version.isascii() and version.isdecimal() and len(version) <= 10:

@@ -1,16 +1,16 @@
-"""The records of the topic ``_schemas``, as Confluent's registry keeps them: JSON keys, JSON values.
+"""The records of topic ``_schemas``, in the format of Confluent's registry: JSON keys, JSON values.
 
     {"keytype":"SCHEMA","subject":"s","version":1,"magic":1}   {"subject":"s","version":1,"id":1,"schemaType":"JSON",
                                                                 "references":[..],"schema":"..","deleted":false}
     {"keytype":"CONFIG","subject":"s","magic":0}               {"subject":"s","compatibilityLevel":"FULL", ..}
     {"keytype":"MODE","subject":"s","magic":0}                 {"subject":"s","mode":"READONLY"}
-    {"keytype":"DELETE_SUBJECT","subject":"s","magic":0}       {"subject":"s","version":2}: all up to it, softly
-    {"keytype":"CLEAR_SUBJECT","subject":"s","magic":0}        {"subject":"s"}: of nothing that is left
+    {"keytype":"DELETE_SUBJECT","subject":"s","magic":0}       {"subject":"s","version":2}: soft, up to this version
+    {"keytype":"CLEAR_SUBJECT","subject":"s","magic":0}        {"subject":"s"}: no version remains
     {"keytype":"CONTEXT","tenant":"default","context":".c","magic":0}
-    {"keytype":"NOOP","magic":0}                               says nothing: a registry that has become the leader
+    {"keytype":"NOOP","magic":0}                               no content: a registry became the leader
 
-Without a subject, or with null, CONFIG and MODE are for all subjects. A null value takes back what the key said; that
-of a SCHEMA deletes the version for good. ``schemaType`` is left out for Avro. Keys of other types are left as they are.
+CONFIG and MODE without a subject, or with null, are global. A null value deletes the setting of its key; for a SCHEMA
+key it deletes the version permanently. Avro schemas have no ``schemaType``. Keys of other types are ignored.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MAGIC_MAX: Final = 1
 
 
 class Reference(msgspec.Struct, frozen=True):
-    """That a schema uses another one: under what name, and where that is registered."""
+    """A reference of a schema to another schema: the name in the schema's text, and the version registered for it."""
 
     name: str
     subject: str
@@ -35,7 +35,7 @@ class Reference(msgspec.Struct, frozen=True):
 
 
 class Key(NamedTuple):
-    """A key of one of the types that say something here."""
+    """Decoded key of a record that the registry applies."""
 
     keytype: str
     subject: str | None
@@ -43,7 +43,7 @@ class Key(NamedTuple):
 
 
 class SchemaRecord(msgspec.Struct, frozen=True):
-    """The value under a key of type SCHEMA."""
+    """One version of a subject: the value of a SCHEMA key."""
 
     subject: str
     version: int
@@ -81,25 +81,25 @@ _objects = msgspec.json.Decoder(dict[str, Any])
 
 
 def decode_key(key: bytes | None) -> Key | None:
-    """What a key says; None for one that says nothing here. Raises ValueError for what is no key at all."""
+    """Decode a key; return None for a type that the registry ignores. Raises ValueError for a malformed key."""
     if key is None:
-        raise ValueError("it is null")
+        raise ValueError("the key is null")
     raw = _keys.decode(key)
     if raw.keytype not in KNOWN_KEYS:
         return None
     if raw.keytype == "SCHEMA":
         if not raw.subject or raw.version < 1 or not 0 <= raw.magic <= _MAGIC_MAX:
-            raise ValueError("a schema has a subject, a version from 1 on and magic 0 or 1")
+            raise ValueError("a SCHEMA key must have a subject, a version of at least 1, and magic 0 or 1")
     elif raw.keytype == "DELETE_SUBJECT" and not raw.subject:
-        raise ValueError("no subject to be deleted")
+        raise ValueError("the key must name the subject to delete")
     return Key(raw.keytype, raw.subject, raw.version)
 
 
 def decode_schema(value: bytes) -> SchemaRecord:
-    """The value of a SCHEMA key. Raises ValueError."""
+    """Decode the value of a SCHEMA key. Raises ValueError."""
     raw = _schemas.decode(value)
     if raw.id < 0:
-        raise ValueError(f"{raw.id} is no id")
+        raise ValueError(f"{raw.id} is not a valid schema id")
     return SchemaRecord(
         raw.subject, raw.version, raw.id, raw.schema, raw.schema_type or AVRO, tuple(raw.references or ()),
         raw.metadata, raw.rule_set, bool(raw.deleted),
@@ -107,7 +107,7 @@ def decode_schema(value: bytes) -> SchemaRecord:
 
 
 def decode_object(value: bytes) -> dict[str, Any]:
-    """Any other value. Raises ValueError."""
+    """Decode the value of any other key. Raises ValueError."""
     return _objects.decode(value)
 
 
@@ -116,14 +116,14 @@ def encode_schema_key(subject: str, version: int) -> bytes:
 
 
 def encode_key(keytype: str, subject: str | None) -> bytes:
-    """A key of a type that needs no version."""
+    """Encode a key of a type that has no version."""
     if subject is None:
         return _encode({"keytype": keytype, "magic": 0})
     return _encode({"keytype": keytype, "subject": subject, "magic": 0})
 
 
 def encode_context(context: str) -> tuple[bytes, bytes]:
-    """Key and value that say that there is a context: others' registries list them by these."""
+    """Return the key and value that declare a context; Confluent's registry lists contexts by these records."""
     return (
         _encode({"keytype": "CONTEXT", "tenant": "default", "context": context, "magic": 0}),
         _encode({"tenant": "default", "context": context}),
@@ -144,7 +144,7 @@ def encode_schema(record: SchemaRecord) -> bytes:
 
 
 def encode_object(subject: str | None, fields: Mapping[str, Any]) -> bytes:
-    """A value that names its subject, where it has one."""
+    """Encode a value, with its subject if it has one."""
     return _encode(({"subject": subject} if subject is not None else {}) | dict(fields))
 
 
@@ -153,4 +153,4 @@ def _encode(fields: Mapping[str, Any]) -> bytes:
 
 
 Pairs = Sequence[tuple[bytes, bytes | None]]
-"""Keys and values of records that are to be appended together."""
+"""Keys and values of records to append as one batch."""

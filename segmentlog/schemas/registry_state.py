@@ -1,4 +1,4 @@
-"""What the records of ``_schemas`` add up to: subjects, ids, settings. It is handed one record at a time."""
+"""Subjects, ids and settings of a registry, built from the records of topic ``_schemas``."""
 
 from __future__ import annotations
 
@@ -15,32 +15,34 @@ logger = logging.getLogger("segmentlog")
 
 Versions = dict[int, SchemaRecord]
 Place = tuple[str, int]
-"""A subject, and a version of it."""
+"""(subject, version number)"""
 
 
 class RegistryState:
-    """What a reader of the topic knows. Not thread-safe."""
+    """State of the registry after a prefix of the topic. Not thread-safe."""
 
     def __init__(self) -> None:
         self.subjects: dict[str, Versions] = {}
-        """With the versions that were deleted softly; a subject that nothing is left of is not in it."""
+        """Versions by subject, including soft-deleted versions; permanently deleted subjects are absent."""
         self.ids: dict[str, dict[int, dict[Place, None]]] = {}
-        """Of each context, who has an id: in the order in which they got it."""
+        """For each context and id: the versions with that id, in the order of their registration."""
         self.highest: dict[str, int] = {}
-        """The highest id that was seen in each context, be it gone by now."""
+        """The highest id ever read in each context, including ids of deleted schemas."""
         self.configs: dict[str | None, dict[str, Any]] = {}
-        """By subject; under None those for all."""
+        """Settings by subject; None is the key of the global settings."""
         self.modes: dict[str | None, str] = {}
         self.referrers: dict[Place, dict[Place, None]] = {}
 
     def take_in(self, key: bytes | None, value: bytes | None) -> None:
-        """The next record of the log. One that says nothing here, or cannot be read, changes nothing."""
+        """Apply the next record of the topic; skip other record types, and log a record that cannot be read."""
         try:
             what = decode_key(key)
             if what is not None:
                 self._apply(what, value)
         except (ValueError, msgspec.DecodeError) as error:
-            logger.warning("_schemas: a record is passed over: %r: %s", (key or b"")[:200], error)
+            logger.warning(
+                "schema registry: skipped a record of topic _schemas with key %r: %s", (key or b"")[:200], error
+            )
 
     def _apply(self, key: Key, value: bytes | None) -> None:
         match key.keytype:
@@ -65,7 +67,7 @@ class RegistryState:
                     if isinstance(until, int) and version <= until and not record.deleted:
                         self.subjects[key.subject][version] = msgspec.structs.replace(record, deleted=True)
             case _:
-                pass  # CLEAR_SUBJECT: the versions that were left have tombstones of their own
+                pass  # CLEAR_SUBJECT: each remaining version has its own tombstone
 
     def _set_schema(self, place: Place, record: SchemaRecord | None) -> None:
         subject, version = place
@@ -77,7 +79,9 @@ class RegistryState:
             self.highest[context] = max(record.id, self.highest.get(context, 0))
             holder = next((self.record(other) for other in ids.get(record.id, {}) if other != place), None)
             if holder is not None and not _same(holder, record):
-                raise ValueError(f"id {record.id} is that of another schema, {holder.subject} {holder.version}")
+                raise ValueError(
+                    f"id {record.id} belongs to another schema, version {holder.version} of subject {holder.subject}"
+                )
         self._forget(place)
         if record is None:
             return
@@ -103,38 +107,41 @@ class RegistryState:
             there = (seen_from(reference.subject, subject), reference.version)
             self.referrers.get(there, {}).pop(place, None)
 
-    # ------------------------------------------------------------ looking
+    # ------------------------------------------------------------ lookups
 
     def record(self, place: Place) -> SchemaRecord:
-        """What lies there; it has to be there."""
+        """Return the record of a version, which must exist."""
         return self.subjects[place[0]][place[1]]
 
     def versions(self, subject: str, *, deleted: bool = False) -> list[SchemaRecord]:
-        """Of a subject, in order; with ``deleted`` also those that were deleted softly."""
+        """Return the versions of a subject, in order; ``deleted`` includes soft-deleted versions."""
         found = self.subjects.get(subject, {})
         return [found[version] for version in sorted(found) if deleted or not found[version].deleted]
 
     def holders(self, context: str, schema_id: int) -> list[SchemaRecord]:
-        """Who has an id in a context."""
+        """Return the versions that have an id in a context."""
         return [self.record(place) for place in self.ids.get(context, {}).get(schema_id, {})]
 
     def distinct(self, context: str) -> Iterator[SchemaRecord]:
-        """One record for each id of a context, by id."""
+        """Yield one record for each id of a context, in the order of ids."""
         ids = self.ids.get(context, {})
         for schema_id in sorted(ids):
             yield self.record(next(iter(ids[schema_id])))
 
     def referred_by(self, place: Place, *, deleted: bool) -> list[SchemaRecord]:
-        """The schemas that refer to a version."""
+        """Return the versions whose schemas refer to a version; ``deleted`` includes soft-deleted versions."""
         found = [self.record(other) for other in self.referrers.get(place, {})]
         return [record for record in found if deleted or not record.deleted]
 
     def contexts(self) -> list[str]:
-        """Those that anything is registered in, and the default one."""
+        """Return the names of the contexts that have schemas, and of the default context."""
         return sorted({".", *(context for context, ids in self.ids.items() if ids)})
 
     def subjects_like(self, prefix: str, *, deleted: bool, only_deleted: bool) -> list[str]:
-        """Subjects by prefix. ``:*:`` begins the names of all contexts, others are in the default one."""
+        """Return the names of subjects with a prefix, sorted.
+
+        After ``:*:`` the prefix matches subjects of all contexts. Without a context it matches the default context.
+        """
         every = prefix.startswith(":*:")
         prefix = prefix.removeprefix(":*:")
         found = []
@@ -152,5 +159,5 @@ def _fits(subject: str, prefix: str) -> bool:
 
 
 def _same(one: SchemaRecord, other: SchemaRecord) -> bool:
-    """Whether two records hold one schema, as whoever wrote them spelled it."""
+    """Return whether two records have the same schema text and type."""
     return (one.schema, one.schema_type) == (other.schema, other.schema_type)

@@ -1,4 +1,4 @@
-"""A schema registry somewhere else, asked over HTTP: Confluent's, or the door of another store."""
+"""Client of a schema registry over HTTP: Confluent's, or the server of another store."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ _REFERENCES_MAX: Final = 1000
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A password is for who was named, and for nobody else."""
+    """Refuses redirects: the client sends its password only to the host in its URL."""
 
     def redirect_request(self, *args: Any, **named: Any) -> None:
         return None
 
 
 class RemoteRegistry:
-    """What serializers need of a registry at ``http://[user:password@]host:port``. Thread-safe.
+    """Client of the registry at ``http://[user:password@]host:port``, for serializers. Thread-safe.
 
-    ``ca_file`` is a file of certificates to trust, for https. Schemas are kept once they were read: an id never comes
-    to stand for another one. Raises `RegistryUnavailable`, and `RemoteError` for what the registry refuses.
+    ``ca_file`` is a file of trusted certificates for https. The client caches schemas by id without expiry, because an
+    id always means the same schema. Raises `RegistryUnavailable`, and `RemoteError` if the registry refuses a request.
     """
 
     def __init__(self, url: str, *, ca_file: str | None = None, timeout_s: float = 10.0) -> None:
@@ -45,7 +45,7 @@ class RemoteRegistry:
         if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
             raise InvalidConfig("url", "..." if parts and parts.password else url, "http://HOST:PORT or https://")
         self.url = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path.rstrip("/"), "", ""))
-        """Without the password."""
+        """The URL without user name and password."""
         self._headers = {"Accept": _TYPE, "Content-Type": _TYPE}
         if parts.username is not None:
             secret = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
@@ -61,7 +61,7 @@ class RemoteRegistry:
     def __repr__(self) -> str:
         return f"<RemoteRegistry {self.url}>"
 
-    # ------------------------------------------------------------ what serializers ask
+    # ------------------------------------------------------------ methods of `SchemaSource`
 
     def by_id(self, schema_id: int, subject: str | None = None) -> SchemaRecord:
         """See `SchemaRegistry.by_id`."""
@@ -90,7 +90,7 @@ class RemoteRegistry:
         )
         if "version" in answer and "schema" in answer:
             return _record({"subject": subject, **answer})
-        return self.lookup(subject, draft, normalize=normalize)  # older ones only say the id
+        return self.lookup(subject, draft, normalize=normalize)  # older registries return only the id
 
     def lookup(self, subject: str, draft: Draft, *, normalize: bool = False) -> SchemaRecord:
         """See `SchemaRegistry.lookup`."""
@@ -119,7 +119,7 @@ class RemoteRegistry:
             self._gather(there, record.references, found)
             found[reference.name] = Dependency(reference.name, record.schema)
 
-    # ------------------------------------------------------------ asking
+    # ------------------------------------------------------------ HTTP requests
 
     def _ask(
         self, method: str, path: str, query: Mapping[str, str] | None = None, body: bytes | None = None
@@ -137,7 +137,7 @@ class RemoteRegistry:
         try:
             return msgspec.json.decode(data, type=dict[str, Any])
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise RegistryUnavailable(self.url, f"the answer is not that of a schema registry: {error}") from None
+            raise RegistryUnavailable(self.url, f"the answer does not come from a schema registry: {error}") from None
 
     def _refused(self, status: int, data: bytes) -> None:
         try:
@@ -167,4 +167,4 @@ def _record(answer: Mapping[str, Any]) -> SchemaRecord:
     try:
         return decode_schema(msgspec.json.encode({"deleted": False, **answer}))
     except ValueError as error:
-        raise RemoteError("the registry's answer", 50001, f"it is no schema: {error}") from None
+        raise RemoteError("the registry's answer", 50001, f"the answer is not a valid schema: {error}") from None

@@ -1,9 +1,9 @@
-"""How a record says which schema it was written with.
+"""Format of a record's head, which names the schema that the record was written with.
 
 magic       u8    0
 schema id   u32   big-endian
-indexes           of Protobuf only: where the message stands in its file, as zigzag varints: how many, then each;
-                  a single 0 stands for the first message of the file
+indexes           Protobuf only: path of the message in its file, as zigzag varints: the count, then each index;
+                  a single 0 means the first message of the file
 payload
 """
 
@@ -27,12 +27,12 @@ def encode_head(schema_id: int) -> bytes:
 
 
 def decode_head(data: bytes) -> int:
-    """The id of the schema. Raises `InvalidPayload` for what no serializer has written."""
+    """Return the id of the schema. Raises `InvalidPayload` for bytes that do not come from a serializer."""
     if len(data) < HEAD_BYTES:
-        raise InvalidPayload(f"{len(data)} bytes, too few for the id of a schema before them")
+        raise InvalidPayload(f"the value has {len(data)} bytes, too few to start with a schema id")
     magic, schema_id = _HEAD.unpack_from(data)
     if magic != MAGIC:
-        raise InvalidPayload(f"the first byte is {magic}, not 0: no schema id stands before the value")
+        raise InvalidPayload(f"the first byte is {magic}, not 0: the value does not start with a schema id")
     return int(schema_id)
 
 
@@ -43,12 +43,12 @@ def encode_indexes(indexes: Sequence[int]) -> bytes:
 
 
 def decode_indexes(data: bytes, position: int = HEAD_BYTES) -> tuple[list[int], int]:
-    """(indexes, where the payload begins). Raises `InvalidPayload`."""
+    """Return (indexes, position of the payload). Raises `InvalidPayload`."""
     count, position = _read_varint(data, position)
     if count == 0:
         return [0], position
     if not 0 < count <= _INDEXES_MAX:
-        raise InvalidPayload(f"{count} indexes of a message, which is no place in a file")
+        raise InvalidPayload(f"the value has {count} message indexes; at most {_INDEXES_MAX} are possible")
     indexes = []
     for _ in range(count):
         index, position = _read_varint(data, position)
@@ -69,10 +69,10 @@ def _read_varint(data: bytes, position: int) -> tuple[int, int]:
     number = 0
     for shift in range(_VARINT_BYTES_MAX):
         if position >= len(data):
-            raise InvalidPayload("it ends within the indexes of its message")
+            raise InvalidPayload("the value ends within its message indexes")
         byte = data[position]
         position += 1
         number |= (byte & 0x7F) << (7 * shift)
         if byte < 0x80:
             return (number >> 1) ^ -(number & 1), position
-    raise InvalidPayload("an index of its message is too long")
+    raise InvalidPayload(f"a message index has more than {_VARINT_BYTES_MAX} bytes")

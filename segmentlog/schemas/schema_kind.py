@@ -1,4 +1,4 @@
-"""What every kind of schema has in common."""
+"""The interface of parsed schemas, common to all schema types."""
 
 from __future__ import annotations
 
@@ -12,34 +12,35 @@ TYPES: Final = ("AVRO", "JSON", "PROTOBUF")
 
 
 class Dependency(NamedTuple):
-    """A schema that another one refers to, and the name by which it does."""
+    """A schema that another schema refers to, and the name in the reference."""
 
     name: str
     text: str
 
 
 class ParsedSchema(Protocol):
-    """A schema that was read, with all that it refers to."""
+    """A parsed schema, with all schemas that it refers to."""
 
     @property
     def canonical(self) -> str:
-        """Its text without what does not count, white space say; what is stored."""
+        """The schema's text without insignificant parts such as white space. The registry stores this text."""
 
     def normalized(self) -> str:
-        """The same with what may stand in any order sorted, so that more texts are one schema."""
+        """Return the canonical text with unordered parts sorted, so that more texts count as the same schema."""
 
     def formatted(self, shape: str) -> str:
-        """Its text in a form that somebody asks for. Raises `InvalidSchema` for one that there is not."""
+        """Return the schema's text in a named format. Raises `InvalidSchema` for an unknown format."""
 
     def why_unreadable(self, written: ParsedSchema) -> list[str]:
-        """What keeps a reader with this schema from what was written with another one of the same type. Empty: nothing.
+        """Return why a reader with this schema cannot read data of ``written``; empty if it can.
 
-        Each is ``{errorType:'..', description:'..'}``, as people know it from Confluent's registry.
+        Both schemas must have the same type. Each reason is ``{errorType:'..', description:'..'}``, the format of
+        Confluent's registry.
         """
 
 
 def decode_json(text: str, what: str) -> Any:
-    """A JSON document. Raises `InvalidSchema`."""
+    """Parse a JSON document. Raises `InvalidSchema` with ``what``, the name of the document."""
     try:
         return msgspec.json.decode(text)
     except msgspec.DecodeError as error:
@@ -47,10 +48,10 @@ def decode_json(text: str, what: str) -> Any:
 
 
 def encode_json(document: object) -> str:
-    """As short as JSON is; names in the order that they have."""
+    """Return a document as compact JSON; names keep their order."""
     return msgspec.json.encode(document).decode()
 
 
 def sorted_json(document: object) -> str:
-    """The same with names in order."""
+    """Return a document as compact JSON with names sorted."""
     return msgspec.json.encode(document, order="sorted").decode()

@@ -1,4 +1,4 @@
-"""From the text of a schema to something that can be compared and written by: whatever its type is."""
+"""Parses the text of a schema of any type."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from segmentlog.schemas.registry_errors import InvalidSchema, MissingPackage
 from segmentlog.schemas.schema_kind import TYPES, Dependency, ParsedSchema
 
 TEXT_MAX: Final = 1 << 20
-"""Characters of one schema."""
+"""Maximum length of a schema, in characters."""
 
 
 def parse(schema_type: str, text: str, dependencies: Sequence[Dependency] = ()) -> ParsedSchema:
-    """A schema of one of `TYPES`, the ones that it refers to before the ones that refer to them.
+    """Parse a schema of one of `TYPES`. Each dependency must come before the dependencies that refer to it.
 
-    Raises `InvalidSchema`, and `MissingPackage` when what reads that type is not installed.
+    Raises `InvalidSchema`, and `MissingPackage` if the package that reads this type is not installed.
     """
     if len(text) > TEXT_MAX:
-        raise InvalidSchema(f"Invalid schema: it has {len(text)} characters, more than {TEXT_MAX}")
+        raise InvalidSchema(f"Invalid schema: the text has {len(text)} characters; the limit is {TEXT_MAX}")
     if not text.strip():
-        raise InvalidSchema("Invalid schema: it is empty")
+        raise InvalidSchema("Invalid schema: the text is empty")
     parser = _parsers().get(schema_type)
     if parser is None:
-        raise InvalidSchema(f"Invalid schema type {schema_type}: there are {', '.join(TYPES)}")
+        raise InvalidSchema(f"Invalid schema type {schema_type}: the types are {', '.join(TYPES)}")
     try:
         return parser(text, dependencies)
     except RecursionError:
-        raise InvalidSchema("Invalid schema: it is nested too deeply") from None
+        raise InvalidSchema("Invalid schema: the schema is nested too deeply") from None
 
 
 def _parsers() -> dict[str, Callable[[str, Sequence[Dependency]], ParsedSchema]]:
@@ -57,7 +57,7 @@ def _parse_protobuf(text: str, dependencies: Sequence[Dependency]) -> ParsedSche
 
 
 def with_package(name: str, purpose: str) -> None:
-    """Raise `MissingPackage` when an optional package is not there."""
+    """Raise `MissingPackage` if an optional package is not installed."""
     import importlib
 
     try:

@@ -1,4 +1,4 @@
-"""What deserializers share: the schema that each record names, and what was made of it, kept."""
+"""Decoders of records by schema id, cached: the common part of all deserializers."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from segmentlog.schemas.subject_strategy import SchemaSource
 T = TypeVar("T")
 
 Decode = Callable[[bytes], T]
-"""From the bytes of a record, head and all."""
+"""Decodes the bytes of a record, including the head with its schema id."""
 
 
 class Readers(Generic[T]):
-    """A decoder for each id. ``make`` makes one of the schema. Thread-safe: two may make the same."""
+    """Cache of one decoder for each schema id.
+
+    ``make`` creates the decoder of a schema. Thread-safe; two threads may create the same decoder.
+    """
 
     def __init__(
         self, source: SchemaSource, make: Callable[[SchemaRecord, ParsedSchema], Decode[T]], schema_type: str | None
@@ -29,7 +32,7 @@ class Readers(Generic[T]):
         self._known: dict[int, Decode[T]] = {}
 
     def decode_all(self, data: Sequence[bytes | None]) -> list[T | None]:
-        """As many as it is given; None of None. Raises `InvalidPayload`, and what the decoder does."""
+        """Decode values in order, and keep each None. Raises `InvalidPayload` and the errors of the decoder."""
         return [None if blob is None else self.decode(blob) for blob in data]
 
     def decode(self, blob: bytes) -> T:
@@ -40,13 +43,17 @@ class Readers(Generic[T]):
         try:
             return decode(blob)
         except RecursionError:
-            raise InvalidPayload("it is nested too deeply") from None
+            raise InvalidPayload("the value is nested too deeply") from None
 
     def _find(self, schema_id: int) -> Decode[T]:
         try:
             record = self._source.by_id(schema_id)
         except UnknownSchema:
-            raise InvalidPayload(f"it was written with schema {schema_id}, which the registry does not have") from None
+            raise InvalidPayload(
+                f"the value was written with schema {schema_id}, which the registry does not have"
+            ) from None
         if self._type is not None and record.schema_type != self._type:
-            raise InvalidPayload(f"schema {schema_id}, which it was written with, is {record.schema_type}")
+            raise InvalidPayload(
+                f"the value was written with schema {schema_id} of type {record.schema_type}, not {self._type}"
+            )
         return self._make(record, self._source.parsed(record))

@@ -1,9 +1,10 @@
-"""The topic ``_schemas``: read as far as it goes, and appended to under one lock of the store.
+"""Reads and appends to topic ``_schemas``, and assigns schema ids, under one lock of the store.
 
-    @schemas        16 hex digits: XXH3-64 of what follows; a newline; JSON: {context: the highest id given there}
+    @schemas        16 hex digits: XXH3-64 of the rest; a newline; JSON: {context: highest id assigned in it}
 
-Whoever gives a schema an id holds the lock, and has read the topic to its end. The file says which ids were given: a
-schema may be deleted for good, or be cut out by a repair, and records that name its id are still about.
+A process that assigns an id holds the lock and has read the topic to its end. The file `@schemas` keeps ids from being
+assigned twice. The topic alone cannot: a permanent deletion or a repair may remove a schema, while records with its id
+still exist.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ logger = logging.getLogger("segmentlog")
 _SETTINGS: Final[dict[str, object]] = {"cleanup.policy": "compact"}
 _HASH_BYTES: Final = 17
 ID_MAX: Final = (1 << 31) - 1
-"""Of an id, which clients read as a signed number."""
+"""Highest schema id: clients read ids as signed 32-bit integers."""
 _highest_decoder = msgspec.json.Decoder(dict[str, int])
 
 
 class SchemaJournal:
-    """A view of the topic that reads what was appended since it last looked. Thread-safe, and so are processes."""
+    """The registry's state and its topic. Each access first reads new records. Safe for threads and processes."""
 
     def __init__(self, topics: Topics) -> None:
         self._topics = topics
@@ -59,21 +60,27 @@ class SchemaJournal:
         fork_safety.on_fork(self, "_begin_anew")
 
     def _begin_anew(self) -> None:
-        """Begin at the start. In a forked child: another thread of the parent may have been at it."""
+        """Discard the state, and read the topic from its start.
+
+        A forked child needs this: a thread of the parent may have been changing the state during the fork.
+        """
         self._state = RegistryState()
         self._position = 0
         self._log: Partition | None = None
 
     @interrupt_safe_context
     def reading(self) -> Iterator[RegistryState]:
-        """Within: what the topic says now, and no other thread changes it."""
+        """Hold the state, current with the topic, and keep other threads from changing it."""
         with self._mutex:
             self._catch_up()
             yield self._state
 
     @interrupt_safe_context
     def writing(self) -> Iterator[RegistryState]:
-        """The same, and no other process appends to it. Raises `ReadOnlyStore`, `NotPermitted`."""
+        """Hold the state as `reading` does, and the lock of the store, so that only this process can append.
+
+        Raises `ReadOnlyStore`, and `NotPermitted` if the topic's settings could lose schemas.
+        """
         self._topics.check_writable("change schemas")
         with self._lock.hold(), self._mutex:
             self._catch_up()
@@ -89,7 +96,7 @@ class SchemaJournal:
             return
         try:
             self._follow(log)
-        except (LogTruncated, OffsetOutOfRange):  # what it had read is gone: it says nothing any more
+        except (LogTruncated, OffsetOutOfRange):  # records in the state no longer exist: rebuild the state
             self._state, self._position = RegistryState(), log.log_start_offset
             self._follow(log)
 
@@ -105,7 +112,7 @@ class SchemaJournal:
                 break
 
     def _skip(self, base_offset: int, end_offset: int, damage: CorruptBatch) -> None:
-        """Skip an unreadable batch, and log it once: without it the registry still serves all other schemas."""
+        """Skip an unreadable batch and log it once: the registry still serves all other schemas."""
         if not isinstance(damage, UnreadableBatch):
             raise damage
         self._position = end_offset
@@ -130,23 +137,23 @@ class SchemaJournal:
     # ------------------------------------------------------------ writing
 
     def _check_fit(self, log: Partition) -> None:
-        """Raise `NotPermitted` for a topic that would lose schemas, or their order."""
+        """Raise `NotPermitted` for a topic that would lose schemas, or the order of its records."""
         if "delete" in str(log.config.cleanup_policy):
             raise NotPermitted(
-                f"topic {SCHEMAS_TOPIC} has cleanup.policy={log.config.cleanup_policy}, which deletes schemas when they"
-                f" are old: segmentlog alter {SCHEMAS_TOPIC} -c cleanup.policy=compact"
+                f"topic {SCHEMAS_TOPIC} has cleanup.policy={log.config.cleanup_policy}, which would delete old schemas."
+                f" Nothing was changed. Run: segmentlog alter {SCHEMAS_TOPIC} -c cleanup.policy=compact"
             )
         if self._topics.topic(SCHEMAS_TOPIC).partition_count != 1:
             raise NotPermitted(
-                f"topic {SCHEMAS_TOPIC} has more than one partition, so that nobody can tell what came first: copy it"
-                " into one that has one"
+                f"topic {SCHEMAS_TOPIC} has more than one partition, so the order of its records is unknown. Nothing"
+                " was changed. Copy it into a topic with one partition"
             )
 
     def append(self, pairs: Pairs) -> None:
-        """Append records, durably and together, within `writing`; what they say counts at once.
+        """Append records as one durable batch, and apply them to the state; call it within `writing`.
 
-        Raises `SchemaTooLarge`, `DiskFull` and what else `Partition.append` does: nothing has changed then, or an
-        fsync has failed, and what was appended is there.
+        Raises `SchemaTooLarge`, `DiskFull` and the other errors of `Partition.append`. After an error nothing has
+        changed, except after a failed fsync: the records were appended then.
         """
         if self._find_log() is None:
             self._log = self._topics.internal_topic(SCHEMAS_TOPIC, 1, _SETTINGS).partition(0)
@@ -155,29 +162,34 @@ class SchemaJournal:
         try:
             log.append([value for _, value in pairs], [key for key, _ in pairs], ack="durable")
         except RecordTooLarge as error:
-            raise SchemaTooLarge(f"the schema is too large for topic {SCHEMAS_TOPIC}: {error}") from None
+            raise SchemaTooLarge(
+                f"the schema is too large for topic {SCHEMAS_TOPIC}, and was not registered: {error}"
+            ) from None
         self._follow(log)
         self._compaction.compact_if_due(log)
 
     def make_durable(self) -> None:
-        """Return once what was read is on disk: another process may have died between its append and its fsync."""
+        """Sync every record that was read: another process may have crashed between its append and its fsync."""
         if self._log is not None and not self._topics.read_only:
             self._log.sync_upto(self._position)
 
     def next_id(self, context: str) -> int:
-        """An id that no schema of the context has, or ever had, durably given; within `writing`.
+        """Assign an id that no schema of the context has or had, durably; call it within `writing`.
 
-        Raises `NotPermitted` behind the last one, which an import may have brought.
+        Raises `NotPermitted` after the highest possible id, which an import may have used.
         """
         known = self._read_highest()
         number = max(known.get(context, 0), self._state.highest.get(context, 0)) + 1
         if number > ID_MAX:
-            raise NotPermitted(f"Context {context} has id {ID_MAX}: there is none behind it; take another context")
+            raise NotPermitted(
+                f"Context {context} already has id {ID_MAX}, the highest possible; the schema was not registered."
+                " Register it in another context"
+            )
         self._write_highest({**known, context: number})
         return number
 
     def note_ids(self) -> None:
-        """Write down which ids were given, before some of them are forgotten; within `writing`."""
+        """Store the highest assigned ids before a deletion removes schemas; call it within `writing`."""
         known = self._read_highest()
         wanted = {**known}
         for context, number in self._state.highest.items():
@@ -196,7 +208,10 @@ class SchemaJournal:
                 return _highest_decoder.decode(text)
         except msgspec.DecodeError:
             pass
-        logger.warning("%s is damaged: ids go on behind the highest one in topic %s", self._path, SCHEMAS_TOPIC)
+        logger.warning(
+            "schema registry: %s is damaged; new ids continue after the highest id in topic %s", self._path,
+            SCHEMAS_TOPIC,
+        )  # fmt: skip
         return {}
 
     def _write_highest(self, highest: dict[str, int]) -> None:

@@ -1,4 +1,4 @@
-"""What applies to a subject: its own setting, else that of its context, else that for all."""
+"""Settings and modes that apply to a subject: its own, else its context's, else the global value."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MODES: Final = (READWRITE, READONLY, READONLY_OVERRIDE, IMPORT)
 
 
 def check_mode(mode: object) -> str:
-    """A mode, in whatever case. Raises `InvalidRegistryMode`."""
+    """Return a mode in upper case. Raises `InvalidRegistryMode`."""
     if not isinstance(mode, str) or mode.upper() not in MODES:
         raise InvalidRegistryMode(mode)
     return mode.upper()
@@ -29,14 +29,14 @@ def _scopes(subject: str | None) -> list[str | None]:
 
 
 def mode_of(state: RegistryState, subject: str | None) -> str:
-    """The mode that a subject is in; READONLY_OVERRIDE for all goes before whatever a subject says."""
+    """Return the mode that applies to a subject; a global READONLY_OVERRIDE overrides the subject's own mode."""
     if state.modes.get(None) == READONLY_OVERRIDE:
         return READONLY_OVERRIDE
     return next((state.modes[scope] for scope in _scopes(subject) if scope in state.modes), READWRITE)
 
 
 def setting_of(state: RegistryState, subject: str | None, name: str) -> Any:
-    """One setting as it applies to a subject; None where nobody has set it."""
+    """Return the value of a setting that applies to a subject, or None."""
     for scope in _scopes(subject):
         value = state.configs.get(scope, {}).get(name)
         if value is not None:
@@ -45,13 +45,13 @@ def setting_of(state: RegistryState, subject: str | None, name: str) -> Any:
 
 
 def level_of(state: RegistryState, subject: str | None) -> str:
-    """The level of compatibility that applies to a subject."""
+    """Return the compatibility level that applies to a subject."""
     level = setting_of(state, subject, "compatibilityLevel")
     return level if level in LEVELS else DEFAULT_LEVEL
 
 
 def config_of(state: RegistryState, subject: str | None) -> Mapping[str, Any]:
-    """Every setting as it applies to a subject."""
+    """Return every setting that applies to a subject."""
     found: dict[str, Any] = {"compatibilityLevel": level_of(state, subject)}
     for scope in reversed(_scopes(subject)):
         found |= {name: value for name, value in state.configs.get(scope, {}).items() if value is not None}
@@ -60,14 +60,17 @@ def config_of(state: RegistryState, subject: str | None) -> Mapping[str, Any]:
 
 
 def check_writable_mode(state: RegistryState, subject: str | None) -> None:
-    """Raise `NotPermitted` in a mode that lets nothing be changed."""
+    """Raise `NotPermitted` if the mode of a subject forbids changes."""
     if mode_of(state, subject) in (READONLY, READONLY_OVERRIDE):
         where = "The registry" if subject is None else f"Subject {subject} in context {context_of(subject)}"
         raise NotPermitted(f"{where} is in read-only mode")
 
 
 def check_register_mode(state: RegistryState, subject: str, schema_id: int) -> None:
-    """Raise `NotPermitted`: with an id of its own a schema is imported, without it is registered, and never both."""
+    """Raise `NotPermitted` if the mode of a subject forbids a new schema.
+
+    A schema with an id (an import) requires mode IMPORT. A schema without an id (-1) requires mode READWRITE.
+    """
     check_writable_mode(state, subject)
     mode = mode_of(state, subject)
     if schema_id >= 0 and mode != IMPORT:

@@ -1,4 +1,4 @@
-"""Which subject the values of a topic belong to, and the id that a serializer writes before them."""
+"""Subjects and schemas of serializers: the subject of a topic's values, and the schema to write them with."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from segmentlog.schemas.schema_kind import ParsedSchema
 from segmentlog.storage import fork_safety
 
 Strategy = Literal["topic", "record", "topic-record"]
-"""``topic``: "clicks-value", one schema a topic; ``record``: the name of the record; ``topic-record``: both."""
+"""``topic``: the subject is "clicks-value", one schema per topic; ``record``: the record's name; ``topic-record``: both
+names."""
 STRATEGIES: Final = ("topic", "record", "topic-record")
 
 
 class SchemaSource(Protocol):
-    """A registry, as serializers need it: that of a store, or one over HTTP."""
+    """The methods of a registry that serializers use: `SchemaRegistry` of a store, or `RemoteRegistry` over HTTP."""
 
     def by_id(self, schema_id: int, subject: str | None = None) -> SchemaRecord: ...
 
@@ -33,7 +34,7 @@ class SchemaSource(Protocol):
 
 
 class WriterOptions(NamedTuple):
-    """How a serializer comes to its schema."""
+    """Options of a serializer that choose its schema."""
 
     is_key: bool
     strategy: Strategy
@@ -42,19 +43,19 @@ class WriterOptions(NamedTuple):
     normalize: bool
 
     def check(self, has_schema: bool) -> None:
-        """Raise `InvalidConfig` for what does not go together."""
+        """Raise `InvalidConfig` for options that exclude each other."""
         if self.strategy not in STRATEGIES:
             raise InvalidConfig("subject_name_strategy", self.strategy, ", ".join(map(repr, STRATEGIES)))
         if self.use_latest_version and self.auto_register:
-            raise InvalidConfig("use_latest_version", True, "False, or auto_register=False beside it")
+            raise InvalidConfig("use_latest_version", True, "False, or True with auto_register=False")
         if not has_schema and not self.use_latest_version:
-            raise InvalidConfig("schema", None, "a schema, or use_latest_version=True for the one that is registered")
+            raise InvalidConfig("schema", None, "a schema, or use_latest_version=True for the registered schema")
         if not has_schema and self.strategy != "topic":
-            raise InvalidConfig("subject_name_strategy", self.strategy, "'topic' where no schema is given")
+            raise InvalidConfig("subject_name_strategy", self.strategy, "'topic' without a schema")
 
 
 class Writers:
-    """The schema to write by, for each topic: found once, and kept. Thread-safe."""
+    """Cache of the schema to write with, for each subject. Thread-safe."""
 
     def __init__(self, source: SchemaSource, options: WriterOptions) -> None:
         self._source = source
@@ -63,7 +64,7 @@ class Writers:
         self._mutex = fork_safety.lock(self, "_mutex")
 
     def subject(self, topic: str, record_name: str) -> str:
-        """The subject of a topic's values, or keys."""
+        """Return the subject of a topic's values, or of its keys."""
         match self._options.strategy:
             case "record":
                 return record_name
@@ -73,7 +74,7 @@ class Writers:
                 return f"{topic}-{'key' if self._options.is_key else 'value'}"
 
     def find(self, topic: str, record_name: str, make_draft: Callable[[str], Draft | None]) -> SchemaRecord:
-        """What is registered, or has just been. Raises what the registry does."""
+        """Return the schema to write a topic's values with, and register it if needed. Raises the registry's errors."""
         subject = self.subject(topic, record_name)
         found = self._found.get(subject)
         if found is None:

@@ -116,11 +116,11 @@ def test_json_goes_in_as_avro_and_comes_out_as_json(program: Program) -> None:
     [
         ('{"at": 5}', "'page' is missing"),
         ('{"page": "/", "at": 5, "more": 1}', "no field 'more'"),
-        ('{"page": "/", "at": "noon"}', "'noon' is not a timestamp-millis"),
-        ('{"page": "/", "at": 5, "raw": "?"}', "'?' is none of null, bytes, Raw"),
+        ('{"page": "/", "at": "noon"}', "'noon' is not a valid timestamp-millis"),
+        ('{"page": "/", "at": 5, "raw": "?"}', "'?' does not match any of null, bytes, Raw"),
         ('{"page": "/", "at": 5, "tags": {"a": []}}', "at #/tags/a"),
-        ('{"page": "/", "at": 99999999999999999999}', "is not a timestamp-millis"),
-        ("5", "5 is no Click"),
+        ('{"page": "/", "at": 99999999999999999999}', "is not a valid timestamp-millis"),
+        ("5", "5 is not a valid Click"),
         ("{", "truncated"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Whatever somebody sends as a schema is a schema, or is told to be none; and what is one follows itself."""
+"""Any text sent as a schema either parses or raises `InvalidSchema`; each schema is compatible with itself."""
 
 import json
 from typing import Any
@@ -33,7 +33,7 @@ documents = some.recursive(
 
 
 def check(kind: str, text: str) -> ParsedSchema | None:
-    """The schema, if it is one."""
+    """Return the parsed schema, or None for an invalid one; assert that a valid schema is compatible with itself."""
     try:
         parsed = parse(kind, text)
     except InvalidSchema:
@@ -48,7 +48,7 @@ def check(kind: str, text: str) -> ParsedSchema | None:
 
 @pytest.mark.parametrize("kind", ["AVRO", "JSON"])
 def test_any_document(kind: str) -> None:
-    """Of JSON, out of words that schemas have."""
+    """A JSON document built from words of schemas never raises another error than `InvalidSchema`."""
 
     @settings(max_examples=150)
     @given(document=documents)
@@ -61,7 +61,7 @@ def test_any_document(kind: str) -> None:
 @settings(max_examples=150)
 @given(words=some.lists(some.sampled_from(PROTO), max_size=40), spaces=some.sampled_from([" ", "\n"]))
 def test_any_words_of_a_proto_file(words: list[str], spaces: str) -> None:
-    """In any order, and after a beginning that is right."""
+    """Tokens in any order raise only `InvalidSchema`, also inside a valid message."""
     check("PROTOBUF", spaces.join(words))
     check("PROTOBUF", f'syntax = "proto3"; message A {{ {spaces.join(words)} }}')
 
@@ -77,5 +77,5 @@ def test_any_words_of_a_proto_file(words: list[str], spaces: str) -> None:
     ],
 )  # fmt: skip
 def test_odd_json_schemas(text: str) -> None:
-    """That somebody could come upon."""
+    """Unusual but plausible JSON schemas raise only `InvalidSchema`."""
     check("JSON", text)

@@ -1,4 +1,4 @@
-"""Avro schemas: one text for each, what they refer to, and who reads whom."""
+"""Avro schemas: canonical texts, references, and compatibility of readers with writers."""
 
 import json
 from typing import Any
@@ -9,7 +9,7 @@ from segmentlog.schemas.registry_errors import InvalidSchema
 from segmentlog.schemas.schema_kind import Dependency
 from segmentlog.schemas.schema_parsing import parse
 
-# What Java's Schema.toString makes of each.
+# Pairs of a schema and the output of Java's Schema.toString.
 CANONICAL: list[tuple[Any, Any]] = [
     ({"type": "string"}, "string"),
     ({"type": "long", "logicalType": "timestamp-millis"}, {"type": "long", "logicalType": "timestamp-millis"}),
@@ -36,7 +36,7 @@ CANONICAL: list[tuple[Any, Any]] = [
 
 @pytest.mark.parametrize(("written", "canonical"), CANONICAL)
 def test_one_text_for_each_schema(written: Any, canonical: Any) -> None:
-    """In Java's order, names as short as they can be; what it makes of that is the same again."""
+    """The canonical text has Java's order of attributes and short names; it is its own canonical text."""
     text = parse("AVRO", json.dumps(written)).canonical
     assert text == json.dumps(canonical, separators=(",", ":"))
     assert parse("AVRO", text).canonical == text
@@ -52,13 +52,13 @@ def test_one_text_for_each_schema(written: Any, canonical: Any) -> None:
     ],
 )  # fmt: skip
 def test_what_is_no_schema_is_told(text: str) -> None:
-    """Whatever the library raises for it."""
+    """An invalid schema raises `InvalidSchema`, for every error of the Avro library."""
     with pytest.raises(InvalidSchema):
         parse("AVRO", text)
 
 
 def test_types_of_other_schemas_are_known() -> None:
-    """By the names that are defined there; without them they are not."""
+    """A schema can use types that its references define; without the references it is invalid."""
     inner = '{"type":"record","name":"a.Inner","fields":[{"name":"x","type":"int"}]}'
     outer = (
         '{"type":"record","name":"b.Outer","fields":[{"name":"one","type":"a.Inner"},{"name":"two","type":"a.Inner"}]}'
@@ -72,7 +72,7 @@ def test_types_of_other_schemas_are_known() -> None:
 
 
 READS: list[tuple[Any, Any, str]] = [
-    # reader, writer, what is wrong
+    # reader, writer, kind of incompatibility
     ("long", "int", ""),
     ("int", "long", "TYPE_MISMATCH"),
     ("string", "bytes", ""),
@@ -91,13 +91,13 @@ READS: list[tuple[Any, Any, str]] = [
 
 @pytest.mark.parametrize(("reader", "writer", "wrong"), READS)
 def test_who_reads_whom(reader: Any, writer: Any, wrong: str) -> None:
-    """Avro's rules of resolution."""
+    """Readers are compatible with writers by Avro's resolution rules."""
     problems = parse("AVRO", json.dumps(reader)).why_unreadable(parse("AVRO", json.dumps(writer)))
     assert [f"errorType:'{wrong}'" in problem for problem in problems] == ([True] if wrong else [])
 
 
 def test_a_schema_that_holds_itself_is_compared() -> None:
-    """A list of its own kind, of which a field goes."""
+    """A removed field is found in a record that contains a list of itself."""
     node = {
         "type": "record", "name": "N",
         "fields": [{"name": "v", "type": "int"}, {"name": "next", "type": ["null", "N"]}],

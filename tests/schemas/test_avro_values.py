@@ -1,4 +1,4 @@
-"""Avro values whose few bytes say that they are many."""
+"""Avro values of a few bytes that would decode to very large or deep objects."""
 
 import json
 import subprocess
@@ -30,7 +30,7 @@ def _record(name: str, *types: Any) -> dict[str, Any]:
     ],
 )
 def test_items_without_bytes_are_not_counted_to_any_number(items: Any) -> None:
-    """A list of a thousand million of them is five bytes long: nobody reads such arrays, wherever they stand."""
+    """A schema with an array of items of zero bytes is refused: five bytes could declare a thousand million items."""
     array = {"type": "array", "items": items}
     for schema in (array, _record("Outer", "int", ["null", array]), {"type": "map", "values": array}):
         with pytest.raises(InvalidSchema, match="take no bytes"):
@@ -39,7 +39,7 @@ def test_items_without_bytes_are_not_counted_to_any_number(items: Any) -> None:
 
 @pytest.mark.parametrize("items", ["int", "string", ["null", "int"], _LIST, {"type": "array", "items": "int"}])
 def test_arrays_whose_items_have_bytes_are_read(items: Any) -> None:
-    """And one that says that it has more of them than there are bytes is none."""
+    """An array of items that take bytes is read; a count larger than the value raises `InvalidPayload`."""
     decode = avro_decoder(parse("AVRO", json.dumps({"type": "array", "items": items})))
     assert decode(encode_head(1) + b"\0") == []
     with pytest.raises(InvalidPayload):
@@ -88,7 +88,7 @@ os._exit(0)  # what is so deep takes long to forget
 
 @pytest.mark.parametrize(("schema", "one", "last", "field"), [(_LIST, "02", "00", "next"), (_TREE, "02", "00", "of")])
 def test_deep_values_do_not_end_the_process(schema: dict[str, Any], one: str, last: str, field: str) -> None:
-    """Some kilobytes, read or written, go down deeper than a stack: they are refused, and the process lives."""
+    """A value nested deeper than the C stack is refused, on reads and on writes, without a crash of the process."""
     done = subprocess.run(
         [sys.executable, "-c", _DEEP, json.dumps(schema), one, last, field],
         capture_output=True, text=True, timeout=60,
@@ -98,7 +98,7 @@ def test_deep_values_do_not_end_the_process(schema: dict[str, Any], one: str, la
 
 
 def test_lists_of_schemas_that_contain_themselves_are_read() -> None:
-    """Up to a depth that no stack is short of, and written as well."""
+    """Values of a recursive schema are written and read, up to a depth that every stack can hold."""
     value: Any = {"next": None}
     for _ in range(99):
         value = {"next": value}
@@ -107,14 +107,14 @@ def test_lists_of_schemas_that_contain_themselves_are_read() -> None:
 
 
 def _tower(levels: int, leaf: Any, *, twice: bool) -> str:
-    """Records that have each other, by names: the text is not nested."""
+    """Return the text of records that contain each other by name: the text itself is not nested."""
     records = [_record("R0", leaf)]
     records += [_record(f"R{n}", *[f"R{n - 1}"] * (2 if twice else 1)) for n in range(1, levels)]
     return json.dumps(["null", *records])
 
 
 def test_records_that_double_each_other_are_refused() -> None:
-    """Thirty lines would be a thousand million parts in a value of two bytes: they are not even counted."""
+    """A schema whose records double at each of 30 levels is refused: two bytes would decode to 2^30 parts."""
     parsed = parse("AVRO", _tower(30, "null", twice=True))
     with pytest.raises(InvalidSchema, match="parts before the first byte"):
         avro_decoder(parsed)
@@ -122,17 +122,17 @@ def test_records_that_double_each_other_are_refused() -> None:
 
 
 def test_a_tower_of_names_is_no_deeper_than_the_stack() -> None:
-    """A schema without nesting, whose values are 1,000 records within each other: two bytes would be enough."""
+    """A value of 1,000 nested records is refused, although two bytes encode it and the text of its schema is flat."""
     parsed = parse("AVRO", _tower(1_000, "null", twice=False))
     with pytest.raises(InvalidPayload, match="nested too deeply"):
         avro_decoder(parsed)(encode_head(1) + b"\xd0\x0f")
 
 
 def test_unions_try_each_part_once() -> None:
-    """A record that may be taken for its own branch doubles the tries with each level: forty would take for ever."""
+    """A union converts each nested value once; without the cache the work would double with each of 40 levels."""
     schema = {"type": "record", "name": "n", "fields": [{"name": "n", "type": ["null", "n"]}]}
     value: Any = 5
     for _ in range(40):
         value = {"n": value}
-    with pytest.raises(InvalidPayload, match="is n"):
+    with pytest.raises(InvalidPayload, match="is not a valid n"):
         PlainWriter(parse("AVRO", json.dumps(schema)), 1).write(value)

@@ -1,4 +1,4 @@
-"""What schemas need is loaded by whoever uses schemas, and by nobody else."""
+"""Optional packages for schemas are loaded only by programs that use schemas."""
 
 import subprocess
 import sys
@@ -20,14 +20,14 @@ _OPTIONAL = ("starlette", "uvicorn", "fastavro", "avro", "jsonschema", "google.p
     ],
 )
 def test_nothing_optional_is_loaded_without_need(code: str) -> None:
-    """The library, and commands that have nothing to do with schemas, start without what reads them."""
+    """The library and commands without schemas start without the optional packages."""
     check = f"{code}\nimport sys\nprint([name for name in {_OPTIONAL!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", check], check=True, capture_output=True, text=True)
     assert done.stdout.splitlines()[-1] == "[]"
 
 
 def test_a_package_that_is_missing_is_named() -> None:
-    """Without fastavro a serializer says what to install."""
+    """Without fastavro, a serializer raises an error that names the package to install."""
     code = (
         "import sys\nsys.modules['fastavro'] = None\nimport segmentlog\n"
         "try:\n    from segmentlog.schemas import AvroSerializer\n"

@@ -1,4 +1,4 @@
-"""JSON Schemas: what may follow what, by Confluent's rules, and values that are checked."""
+"""JSON schemas: compatibility by Confluent's rules, and the check of values."""
 
 import json
 from typing import Any
@@ -14,12 +14,12 @@ STR, INT, NUM = {"type": "string"}, {"type": "integer"}, {"type": "number"}
 
 
 def obj(properties: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """Return an object that takes other properties as well."""
+    """Return an object schema that accepts additional properties."""
     return {"type": "object", "properties": properties, **more}
 
 
 def closed(properties: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """One that takes no others."""
+    """Return an object schema that refuses additional properties."""
     return obj(properties, additionalProperties=False, **more)
 
 
@@ -59,7 +59,7 @@ CHANGES: list[tuple[Any, Any, str]] = [
     ({"allOf": [obj({"a": STR})]}, {"allOf": [obj({"a": STR}), obj({"b": STR})]}, "PRODUCT_TYPE_EXTENDED"),
     ({"not": STR}, {"not": {**STR, "minLength": 3}}, ""),
     ({"not": {**STR, "minLength": 3}}, {"not": STR}, "NOT_TYPE_EXTENDED"),
-    # Open: anything may be there already, of any type. Closed: nothing is.
+    # Open: data may already have other properties of any type. Closed: data cannot have other properties.
     (obj({"a": STR}), obj({"a": STR, "b": INT}), "OPTIONAL_PROPERTY_ADDED_TO_OPEN_CONTENT_MODEL"),
     (obj({"a": STR}), obj({"a": STR, "b": {}}), ""),
     (obj({"a": STR}), obj({"a": STR, "b": INT}, required=["b"]), "REQUIRED_PROPERTY_ADDED_TO_OPEN_CONTENT_MODEL"),
@@ -104,7 +104,7 @@ CHANGES: list[tuple[Any, Any, str]] = [
 
 @pytest.mark.parametrize(("before", "after", "wrong"), CHANGES, ids=map(str, range(len(CHANGES))))
 def test_changes_that_break_readers(before: Any, after: Any, wrong: str) -> None:
-    """Each by the name that Confluent's registry gives it; none where what was written is still allowed."""
+    """Each incompatible change has the name that Confluent's registry gives it; a compatible change has none."""
     problems = parse("JSON", json.dumps(after)).why_unreadable(parse("JSON", json.dumps(before)))
     assert bool(problems) == bool(wrong)
     if wrong:
@@ -112,7 +112,7 @@ def test_changes_that_break_readers(before: Any, after: Any, wrong: str) -> None
 
 
 def test_a_schema_that_holds_itself_is_compared() -> None:
-    """Once round, and no further."""
+    """The comparison of a recursive schema ends, and finds its changes."""
 
     def tree(value: Any) -> str:
         node = closed({"v": value, "kids": {"type": "array", "items": {"$ref": "#/definitions/node"}}})
@@ -124,7 +124,7 @@ def test_a_schema_that_holds_itself_is_compared() -> None:
 
 
 def test_what_takes_too_long_is_not_compatible() -> None:
-    """Combinations of combinations: it ends, and says that nothing was compared."""
+    """Schemas that would take too long to compare count as incompatible, with the error NOT_COMPARED."""
 
     def deep(depth: int, leaf: str) -> Any:
         return {"oneOf": [{**STR, "pattern": leaf}]} if not depth else {
@@ -143,19 +143,19 @@ def test_what_takes_too_long_is_not_compatible() -> None:
     ],
 )  # fmt: skip
 def test_what_is_no_schema_is_told(text: str) -> None:
-    """By the meta-schema, and by where its references lead; nothing is fetched."""
+    """A schema that violates its meta-schema, or has a missing reference, is invalid; no reference is downloaded."""
     with pytest.raises(InvalidSchema):
         parse("JSON", text)
 
 
 def test_a_reference_that_leads_to_itself_is_told() -> None:
-    """It stands for nothing, and is compared with nothing."""
+    """A ``$ref`` to itself has no target, so the schema is not compared."""
     loop = parse("JSON", '{"$ref":"#/definitions/a","definitions":{"a":{"$ref":"#/definitions/a"}}}')
     assert "leads to itself" in loop.why_unreadable(parse("JSON", '{"type":"string"}'))[0]
 
 
 def test_values_are_checked_through_references() -> None:
-    """A schema by a name, and by its own id; what does not fit is told with its place."""
+    """References by name and by ``$id`` are checked in values; the error has the path of the mismatch."""
     page = Dependency("page.json", json.dumps({"$id": "http://x/page.json", "type": "string", "pattern": "^/"}))
     for reference in ("page.json", "http://x/page.json"):
         parsed = parse("JSON", json.dumps(closed({"p": {"$ref": reference}})), [page])
@@ -167,11 +167,11 @@ def test_values_are_checked_through_references() -> None:
             check({"q": 1})
 
 
-# ---------------------------------------------------------------- schemas that take their time
+# ---------------------------------------------------------------- schemas that could take very long
 
 
 def _doubling(levels: int, leaf: Any, **more: Any) -> dict[str, Any]:
-    """Return a few lines, each of which refers twice to the next."""
+    """Return a schema with few definitions, where each refers twice to the next."""
     lines: dict[str, Any] = {f"d{n}": {"allOf": [{"$ref": f"#/definitions/d{n + 1}"}] * 2} for n in range(levels)}
     return {"definitions": {**lines, f"d{levels}": leaf}, "$ref": "#/definitions/d0", **more}
 
@@ -193,36 +193,36 @@ _DRAFT = {"$schema": "http://json-schema.org/draft-07/schema#"}
     ],
 )
 def test_no_pattern_keeps_the_process_busy(document: Any) -> None:
-    """One that `re` would try for years is tried in passing, whatever draft it says that it is of."""
+    """A pattern that would take `re` years is matched fast, in every draft."""
     check = _checker(document)
     check({"a": "a" * 64})
-    with pytest.raises(InvalidPayload, match="it does not fit its schema"):
+    with pytest.raises(InvalidPayload, match="the value does not match its schema"):
         check({"a": "a" * 64 + "!"})
 
 
 @pytest.mark.parametrize("rest", [False, {"type": "null"}])
 def test_no_pattern_of_names_keeps_the_process_busy(rest: Any) -> None:
-    """Nor one for names of properties, and those are told from others by it."""
+    """A slow pattern in patternProperties is matched fast, and still separates additional properties."""
     check = _checker({"patternProperties": {_EVIL: {"type": "integer"}}, "additionalProperties": rest})
     check({"a" * 64: 1})
     for value in ({"a" * 64 + "!": 1}, {"a" * 64: "text"}):
-        with pytest.raises(InvalidPayload, match="it does not fit its schema"):
+        with pytest.raises(InvalidPayload, match="the value does not match its schema"):
             check(value)
 
 
 def test_patterns_are_those_of_json_schema() -> None:
-    """Escapes of Unicode are known; what RE2 does not take is an error that says so, and checks nothing by half."""
+    """Unicode escapes work; a pattern that RE2 does not accept raises an error, so no value is half checked."""
     check = _checker({"pattern": r"^[\u00e0-\u00ff]+\\u0041$"})
     check("\u00e9\\u0041")
     with pytest.raises(InvalidPayload, match="does not match"):
         check("eA")
-    with pytest.raises(InvalidPayload, match="RE2 does not take"):
+    with pytest.raises(InvalidPayload, match="RE2 does not accept"):
         _checker({"pattern": "^(?=a)b"})("ab")
     both = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "patternProperties": {_EVIL: True}, "unevaluatedProperties": False,
     }  # fmt: skip
-    with pytest.raises(InvalidPayload, match="not checked here"):
+    with pytest.raises(InvalidPayload, match="cannot be checked"):
         _checker(both)({"a" * 40 + "!": 1})
 
 
@@ -237,7 +237,7 @@ def test_patterns_are_those_of_json_schema() -> None:
     ],
 )
 def test_unique_items_are_told_by_what_json_calls_equal(items: list[Any], are_unique: bool) -> None:
-    """In the time that it takes to read them, however many they are."""
+    """uniqueItems compares by JSON equality, in time linear in the number of items."""
     check = _checker({"uniqueItems": True})
     if are_unique:
         check(items)
@@ -250,7 +250,7 @@ def test_unique_items_are_told_by_what_json_calls_equal(items: list[Any], are_un
     "more", [{}, {"$schema": "https://json-schema.org/draft/2019-09/schema", "unevaluatedProperties": False}]
 )
 def test_schemas_that_double_are_given_up(more: Any) -> None:
-    """Forty lines are a million million steps: after some it is an error, and later values are checked as before."""
+    """A schema that needs 2^40 steps raises an error after its limit; later values are checked as before."""
     check = _checker(_doubling(40, {"type": "object"}, **more))
     for _ in range(2):
         with pytest.raises(InvalidPayload, match="too many steps"):
@@ -259,7 +259,7 @@ def test_schemas_that_double_are_given_up(more: Any) -> None:
 
 
 def test_large_values_are_checked_to_their_end() -> None:
-    """Steps are many for who has many parts."""
+    """The step limit grows with the value: every part of a large value is checked."""
     check = _checker({"items": {"type": "object", "required": ["a"], "properties": {"a": {"enum": list(range(99))}}}})
     check([{"a": 7}] * 2_000)
     with pytest.raises(InvalidPayload, match="at #/2000/a"):
@@ -267,14 +267,14 @@ def test_large_values_are_checked_to_their_end() -> None:
 
 
 def test_schemas_that_double_are_compared_in_passing() -> None:
-    """Each of their lines is looked at once to tell it from others; where that is not enough, they are not compared."""
+    """Each definition is visited once for its identity; schemas that still take too long are not compared."""
     one, other = (parse("JSON", json.dumps(_doubling(40, {"type": kind}))) for kind in ("object", "string"))
     assert one.why_unreadable(parse("JSON", json.dumps(_doubling(40, {"type": "object"})))) == []
     assert other.why_unreadable(one)
 
 
 def test_long_lists_of_values_are_compared_in_passing() -> None:
-    """120,000 values are compared with as many others; 1 equals 1.0 and not true."""
+    """Enums of 120,000 values are compared fast; 1 equals 1.0, but differs from true."""
     one, other = (parse("JSON", json.dumps({"enum": list(range(n, n + 120_000))})) for n in (0, 1))
     assert "ENUM_ARRAY_CHANGED" in other.why_unreadable(one)[0]
     assert parse("JSON", '{"enum":[1.0]}').why_unreadable(parse("JSON", '{"enum":[1]}')) == []

@@ -1,4 +1,4 @@
-"""Protobuf: files as text and as descriptors, one text for each, and who reads whom."""
+"""Protobuf schemas: texts and descriptors, canonical texts, and compatibility of readers with writers."""
 
 import base64
 
@@ -12,7 +12,7 @@ from segmentlog.schemas.schema_parsing import parse
 
 OTHER = Dependency("other.proto", 'syntax = "proto3"; package other; message O { int32 a = 1; enum E { Z = 0; } }')
 
-# (as it may be written, as it is stored)
+# (text as written, text as stored)
 TEXTS = [
     (
         """// A comment
@@ -112,7 +112,7 @@ extend A {
 
 @pytest.mark.parametrize("number", range(len(TEXTS)))
 def test_one_text_for_each_file(number: int) -> None:
-    """However it is written, or as a descriptor: one text comes out, and out of that the same again."""
+    """Every spelling of a file, and its descriptor, has the same canonical text, which is its own canonical text."""
     written, stored = TEXTS[number]
     parsed = parse("PROTOBUF", written, [OTHER])
     assert parsed.canonical == (stored or parsed.canonical)
@@ -122,7 +122,7 @@ def test_one_text_for_each_file(number: int) -> None:
 
 
 def test_options_of_others_are_kept_as_they_are_written() -> None:
-    """Nobody here knows what they mean."""
+    """Custom options, which the parser cannot interpret, are stored as written."""
     options = '(v) = -2, (w).u = "t", (f) = 1.5'
     text = f'syntax = "proto3"; option (a.b).c = {{ x: 1 y: "z" }}; message M {{ int32 i = 1 [{options}]; }}'
     try:
@@ -147,13 +147,13 @@ def test_options_of_others_are_kept_as_they_are_written() -> None:
     ids=str.__len__,
 )  # fmt: skip
 def test_what_is_no_schema_is_told(text: str) -> None:
-    """By the parser with a line, or by Protobuf itself."""
+    """An invalid file raises `InvalidSchema`, from the parser with a line number or from Protobuf's pool."""
     with pytest.raises(InvalidSchema):
         parse("PROTOBUF", text)
 
 
 def test_a_file_that_imports_itself_is_told() -> None:
-    """Over others as well."""
+    """A file that imports itself, also through other files, raises `InvalidSchema`."""
     one = Dependency("one.proto", 'syntax = "proto3"; import "two.proto";')
     two = Dependency("two.proto", 'syntax = "proto3"; import "one.proto";')
     with pytest.raises(InvalidSchema, match="imports itself"):
@@ -202,7 +202,7 @@ CHANGES = [
 
 @pytest.mark.parametrize(("before", "after", "wrong"), CHANGES, ids=map(str, range(len(CHANGES))))
 def test_changes_that_break_readers(before: str, after: str, wrong: str) -> None:
-    """Each by the name that Confluent's registry gives it."""
+    """Each incompatible change has the name that Confluent's registry gives it."""
     problems = parse("PROTOBUF", after).why_unreadable(parse("PROTOBUF", before))
     assert bool(problems) == bool(wrong)
     if wrong:
@@ -210,14 +210,14 @@ def test_changes_that_break_readers(before: str, after: str, wrong: str) -> None
 
 
 def test_a_change_in_an_imported_file_is_found() -> None:
-    """Where a field is of a message that stands there."""
+    """A change in an imported message is found at the field that uses the message."""
     text = 'syntax = "proto3"; import "other.proto"; message A { other.O o = 1; }'
     changed = Dependency("other.proto", OTHER.text.replace("int32 a", "string a"))
     assert parse("PROTOBUF", text, [changed]).why_unreadable(parse("PROTOBUF", text, [OTHER]))
 
 
 def test_where_a_message_stands_is_written_before_it() -> None:
-    """As Confluent's serializers do: zigzag varints, and one byte for the first message."""
+    """Message indexes are encoded as in Confluent's serializers: zigzag varints, one byte for the first message."""
     parsed = parse("PROTOBUF", message("message B { message C {} }", "message D {}"))
     assert isinstance(parsed, ProtoSchema)
     for name, indexes, written in (
@@ -234,7 +234,7 @@ def test_where_a_message_stands_is_written_before_it() -> None:
 
 @pytest.mark.parametrize("data", [b"", b"\0\0\0", b"\1\0\0\0\1"])
 def test_what_no_serializer_has_written_is_told(data: bytes) -> None:
-    """Too short, or with another first byte."""
+    """A value that is too short, or has a wrong first byte, raises `InvalidPayload`."""
     with pytest.raises(InvalidPayload):
         decode_head(data)
     assert decode_head(encode_head(7) + b"x") == 7
@@ -242,6 +242,6 @@ def test_what_no_serializer_has_written_is_told(data: bytes) -> None:
 
 @pytest.mark.parametrize("data", [b"", b"\2", b"\xff" * 11, b"\xfe\xff\x7f", b"\1"])
 def test_indexes_that_lead_nowhere_are_told(data: bytes) -> None:
-    """Cut short, too long, too many, or fewer than none."""
+    """Indexes that are truncated, too long, too many or negative in number raise `InvalidPayload`."""
     with pytest.raises(InvalidPayload):
         decode_indexes(data, 0)

@@ -1,4 +1,4 @@
-"""The registry of a store: what is registered, found, compared, deleted, set."""
+"""The registry of a store: registration, lookups, comparison, deletion and settings."""
 
 import contextlib
 import json
@@ -28,12 +28,12 @@ def store(tmp_path: Path) -> Iterator[LogStore]:
 
 @pytest.fixture
 def registry(store: LogStore) -> SchemaRegistry:
-    """Its registry."""
+    """Provide the store's registry."""
     return store.schemas
 
 
 def record_of(*fields: dict[str, Any] | str, name: str = "R") -> Draft:
-    """An Avro record; a field is a text, or as it is written."""
+    """Return an Avro record; a field is the name of a string field, or a full field definition."""
     written = [{"name": field, "type": "string"} if isinstance(field, str) else field for field in fields]
     return Draft(json.dumps({"type": "record", "name": name, "fields": written}))
 
@@ -42,7 +42,7 @@ OPTIONAL = {"name": "b", "type": ["null", "string"], "default": None}
 
 
 def test_one_schema_has_one_id_however_it_is_spelled(registry: SchemaRegistry) -> None:
-    """White space, long forms and other subjects make no other schema; another one has the next id."""
+    """White space, long forms and the subject do not change a schema's id; a different schema gets the next id."""
     first = registry.register("a", Draft('{"type": "string"}'))
     assert registry.register("a", Draft(' "string" ')) == first
     second = registry.register("b", Draft('"string"'))
@@ -57,7 +57,7 @@ def test_one_schema_has_one_id_however_it_is_spelled(registry: SchemaRegistry) -
 
 
 def test_normalized_schemas_are_the_same_in_any_order(registry: SchemaRegistry) -> None:
-    """What may stand in any order is sorted, where that is asked for or set."""
+    """Unordered parts are sorted if the caller or a setting asks for it."""
     one, other = Draft('{"type":"object","title":"x"}', "JSON"), Draft('{"title":"x","type":"object"}', "JSON")
     assert registry.register("a", one, normalize=True) == registry.register("a", other, normalize=True)
     assert registry.register("b", one) != registry.register("b", other)
@@ -66,7 +66,7 @@ def test_normalized_schemas_are_the_same_in_any_order(registry: SchemaRegistry) 
 
 
 LEVELS: dict[str, list[Draft]] = {
-    # Each may follow the first two, by these levels alone.
+    # Each schema is compatible with the first two at exactly these levels.
     "NONE": [Draft('"int"')],
     "BACKWARD": [record_of("a", OPTIONAL, {"name": "c", "type": "int", "default": 0})],
     "BACKWARD_TRANSITIVE": [record_of("a", OPTIONAL)],
@@ -79,7 +79,7 @@ LEVELS: dict[str, list[Draft]] = {
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_levels_let_through_what_they_say(registry: SchemaRegistry, level: str) -> None:
-    """By each level a schema may follow, that the level is for, and none that it is against."""
+    """Each level accepts the schemas that it allows, and refuses all others."""
     registry.set_config(None, {"compatibilityLevel": level.lower()})
     registry.register("s", record_of("a"))
     registry.register("s", record_of("a", OPTIONAL))
@@ -98,7 +98,7 @@ def test_levels_let_through_what_they_say(registry: SchemaRegistry, level: str) 
 
 
 def test_transitive_levels_look_at_every_version(registry: SchemaRegistry) -> None:
-    """A default that comes and goes again passes step by step, and not against all that was ever written."""
+    """A default added and removed again is compatible with each previous version, but not with all versions."""
     registry.register("s", record_of("a"))
     registry.register("s", record_of("a", {"name": "b", "type": "string", "default": ""}))
     without_default = record_of("a", "b")
@@ -114,7 +114,7 @@ def test_transitive_levels_look_at_every_version(registry: SchemaRegistry) -> No
 
 
 def test_deleting_is_soft_and_then_for_good(registry: SchemaRegistry) -> None:
-    """Softly deleted versions are found by id and with ``deleted``; only they can be deleted for good."""
+    """Soft-deleted versions are found by id and with ``deleted``; only they can be deleted permanently."""
     first = registry.register("s", record_of("a"))
     registry.register("s", record_of("a", OPTIONAL))
     with pytest.raises(registry_errors.VersionNotSoftDeleted):
@@ -147,7 +147,7 @@ def test_deleting_is_soft_and_then_for_good(registry: SchemaRegistry) -> None:
 
 
 def test_an_id_is_never_given_again(store: LogStore, tmp_path: Path) -> None:
-    """Not after its schema was deleted for good, compacted away, or its topic was deleted."""
+    """An id is not assigned again after a permanent deletion, a compaction, or the deletion of the topic."""
     given = set()
     for number in range(3):
         record = store.schemas.register("s", Draft(f'{{"type":"fixed","name":"F","size":{number + 1}}}'))
@@ -167,7 +167,7 @@ def test_an_id_is_never_given_again(store: LogStore, tmp_path: Path) -> None:
 
 
 def test_references_hold_what_they_refer_to(registry: SchemaRegistry) -> None:
-    """A schema is read with what it refers to, which cannot be deleted before it."""
+    """A schema is parsed with its references, which cannot be deleted before it."""
     registry.register("page", record_of("path", name="Page"))
     reference = Reference("Page", "page", 1)
     draft = msgspec.structs.replace(record_of({"name": "page", "type": "Page"}), references=(reference,))
@@ -186,12 +186,12 @@ def test_references_hold_what_they_refer_to(registry: SchemaRegistry) -> None:
     assert registry.referenced_by("page", 1) == []
     assert registry.referenced_by("page", 1, deleted=True) == [record.id]
     registry.delete_subject("page")
-    with pytest.raises(registry_errors.ReferenceExists):  # what was deleted softly may come back
+    with pytest.raises(registry_errors.ReferenceExists):  # a soft-deleted version may be restored
         registry.delete_subject("page", permanent=True)
 
 
 def test_modes_let_in_what_they_say(registry: SchemaRegistry) -> None:
-    """READONLY lets nothing be changed, IMPORT only takes ids, the others give them; an override goes before all."""
+    """READONLY forbids changes, IMPORT requires ids, READWRITE assigns ids; READONLY_OVERRIDE overrides subjects."""
     imported = Draft('"int"', id=77, version=5)
     with pytest.raises(registry_errors.NotPermitted):
         registry.register("s", imported)
@@ -203,7 +203,7 @@ def test_modes_let_in_what_they_say(registry: SchemaRegistry) -> None:
         registry.register("s", Draft('"long"', id=77))
     registry.set_mode("s", "READWRITE")
     assert registry.register("s", Draft('"long"')).id == 78
-    with pytest.raises(registry_errors.NotPermitted):  # there are schemas, whose ids an import may contradict
+    with pytest.raises(registry_errors.NotPermitted):  # existing schemas have ids that an import may contradict
         registry.set_mode("s", "IMPORT")
     assert registry.set_mode("s", "IMPORT", force=True) == "IMPORT"
     registry.set_mode(None, "READONLY_OVERRIDE")
@@ -226,7 +226,7 @@ def test_modes_let_in_what_they_say(registry: SchemaRegistry) -> None:
 
 
 def test_settings_apply_from_the_nearest_scope(registry: SchemaRegistry) -> None:
-    """A subject's own setting, else its context's, else that for all."""
+    """A subject has its own setting, else its context's, else the global setting."""
     assert registry.config() == {"compatibilityLevel": "BACKWARD"}
     registry.set_config(None, {"compatibilityLevel": "FULL"})
     registry.set_config(":.c:", {"compatibilityLevel": "NONE"})
@@ -252,7 +252,7 @@ def test_settings_apply_from_the_nearest_scope(registry: SchemaRegistry) -> None
 
 
 def test_a_group_that_is_no_name_groups_nothing(store: LogStore, registry: SchemaRegistry) -> None:
-    """Another registry's topic may have it: schemas are compared with all that there are."""
+    """An invalid group name, as another registry may have stored it, is ignored: all versions are compared."""
     registry.register("s", Draft('"int"', metadata={"properties": {"a": ["x"]}}))
     value = encode_object("s", {"compatibilityGroup": ["a"]})
     store.topic("_schemas").partition(0).append([value], [encode_key("CONFIG", "s")])
@@ -261,7 +261,7 @@ def test_a_group_that_is_no_name_groups_nothing(store: LogStore, registry: Schem
 
 
 def test_the_last_id_and_the_last_version_are_the_last(registry: SchemaRegistry) -> None:
-    """Behind an import of them nothing is registered that no client could name; another context has ids."""
+    """After an import of the highest id and version, registrations are refused; other contexts still have ids."""
     registry.set_mode("s", "IMPORT")
     last = (1 << 31) - 1
     registry.register("s", Draft('"int"', id=last, version=last))
@@ -275,7 +275,7 @@ def test_the_last_id_and_the_last_version_are_the_last(registry: SchemaRegistry)
 
 
 def test_contexts_have_ids_of_their_own(registry: SchemaRegistry) -> None:
-    """A subject of another context shares nothing with those of the default one, and is asked for by its whole name."""
+    """Contexts share neither ids nor schemas; a subject of another context is found by its full name."""
     here, there = registry.register("s", Draft('"int"')), registry.register(":.c:s", Draft('"string"'))
     assert (here.id, there.id) == (1, 1)
     assert registry.contexts() == [".", ".c"]
@@ -305,7 +305,7 @@ WRONG: list[tuple[Callable[[SchemaRegistry], object], type[registry_errors.Schem
 
 @pytest.mark.parametrize("number", range(len(WRONG)))
 def test_what_is_wrong_is_told_and_changes_nothing(registry: SchemaRegistry, store: LogStore, number: int) -> None:
-    """No topic is made for what is not registered."""
+    """A refused operation raises its error, and does not create the topic."""
     call, error = WRONG[number]
     with pytest.raises(error) as told:
         call(registry)
@@ -315,11 +315,11 @@ def test_what_is_wrong_is_told_and_changes_nothing(registry: SchemaRegistry, sto
 
 
 def test_a_reader_of_the_store_reads_schemas(store: LogStore) -> None:
-    """A store that is opened to be read has the registry, and changes nothing in it."""
+    """A read-only store can read the registry, and refuses changes."""
     record = store.schemas.register("s", Draft('"int"'))
     with LogStore(store.path, read_only=True, background=False) as reader:
         assert reader.schemas.by_id(record.id) == record
-        assert reader.schemas.register("s", Draft('"int"')) == record  # there already
+        assert reader.schemas.register("s", Draft('"int"')) == record  # registered already
         with pytest.raises(ReadOnlyStore):
             reader.schemas.register("s", Draft('"long"'))
         store.schemas.register("s", Draft('"long"'))
@@ -329,7 +329,7 @@ def test_a_reader_of_the_store_reads_schemas(store: LogStore) -> None:
 def test_schemas_are_compared_before_others_have_to_wait(
     registry: SchemaRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may take long. With what came meanwhile it is compared all the same."""
+    """A comparison runs without the lock of the store; versions registered meanwhile are compared afterwards."""
     registry.register("s", record_of("a"))
     journal, log = registry._journal, []
     writing, compare = journal.writing, registry_module.incompatibilities

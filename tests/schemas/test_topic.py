@@ -1,4 +1,4 @@
-"""The topic `_schemas`: as others write it, damaged, without room, and with many who write."""
+"""The topic `_schemas`: written by other registries, damaged, on a full disk, and with many writers."""
 
 import json
 import multiprocessing
@@ -24,7 +24,7 @@ from segmentlog.schemas.registry_records import (
 )
 from segmentlog.store import LogStore
 
-# As Confluent's registry 5.5 to 8.0 writes them, key and value.
+# Keys and values as Confluent's registry 5.5 to 8.0 writes them.
 MIRRORED: list[tuple[str, str | None]] = [
     ('{"keytype":"NOOP","magic":0}', None),
     ('{"keytype":"CONFIG","subject":null,"magic":0}', '{"compatibilityLevel":"FULL"}'),
@@ -62,14 +62,14 @@ MIRRORED: list[tuple[str, str | None]] = [
     ('{"keytype":"ASSOC","tenant":"default","resourceName":"x","magic":0}', '{"anything":[1]}'),
     ('{"keytype":"FROM_THE_FUTURE","magic":3}', "no JSON at all"),
     ("not a key", "not a value"),
-    # The id of another schema: whatever came to be written, nobody is told a wrong one.
+    # The id of another schema: the record is skipped, so a client never gets a wrong schema for the id.
     ('{"keytype":"SCHEMA","subject":"liar-value","version":1,"magic":1}',
      '{"subject":"liar-value","version":1,"id":1,"schema":"\\"bytes\\"","deleted":false}'),
 ]  # fmt: skip
 
 
 def mirrored(store: LogStore) -> None:
-    """Another registry's topic, as a mirror brings it."""
+    """Create the topic of another registry, as a mirror copies it."""
     store.create_topic("_schemas", cleanup_policy="compact")
     store.topic("_schemas").partition(0).append(
         [None if value is None else value.encode() for _, value in MIRRORED], [key.encode() for key, _ in MIRRORED]
@@ -77,7 +77,7 @@ def mirrored(store: LogStore) -> None:
 
 
 def test_the_topic_of_another_registry_is_read(tmp_path: Path) -> None:
-    """Subjects, ids, settings and deletions are as they were there; what is not known is passed over, and stays."""
+    """Subjects, ids, settings and deletions equal the other registry's; unknown records are skipped and kept."""
     with LogStore(tmp_path / "store", background=False) as store:
         mirrored(store)
         registry = store.schemas
@@ -98,7 +98,7 @@ def test_the_topic_of_another_registry_is_read(tmp_path: Path) -> None:
 
 
 def test_records_are_written_as_others_read_them() -> None:
-    """Keys and values byte for byte, and back."""
+    """Keys and values equal Confluent's byte for byte, and decode to the same records."""
     record = SchemaRecord("s", 1, 7, '"int"')
     assert encode_schema_key("s", 1) == b'{"keytype":"SCHEMA","subject":"s","version":1,"magic":1}'
     assert encode_schema(record) == b'{"subject":"s","version":1,"id":7,"schema":"\\"int\\"","deleted":false}'
@@ -112,7 +112,7 @@ def test_records_are_written_as_others_read_them() -> None:
     ("options", "why"), [({"cleanup_policy": "delete"}, "cleanup.policy"), ({"partitions": 2}, "more than one")]
 )
 def test_nothing_is_registered_where_it_would_be_lost(tmp_path: Path, options: dict[str, object], why: str) -> None:
-    """A topic that deletes what is old, or that has no order, is refused with what to do about it."""
+    """A topic that deletes old records, or has several partitions, is refused with an error that names the remedy."""
     with LogStore(tmp_path / "store", background=False) as store:
         store.create_topic("_schemas", **{"cleanup_policy": "compact", **options})  # type: ignore[arg-type]
         with pytest.raises(registry_errors.NotPermitted, match=why):
@@ -121,7 +121,7 @@ def test_nothing_is_registered_where_it_would_be_lost(tmp_path: Path, options: d
 
 
 def test_a_full_disk_registers_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The registration raises, all else goes on, and works again once there is room."""
+    """On a full disk a registration raises, reads continue, and registrations work again after space is freed."""
     disk = FullDisk(monkeypatch.setattr, str(tmp_path))
     with LogStore(tmp_path / "store", background=False) as store:
         first = store.schemas.register("s", Draft('"int"'))
@@ -135,7 +135,7 @@ def test_a_full_disk_registers_nothing(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_damage_is_told_and_gives_no_id_twice(tmp_path: Path) -> None:
-    """What the damage may have taken is asked of nobody: whoever needs it is told, and ids go on behind it."""
+    """Damage in the topic raises `CorruptBatch`; after a repair, no id is assigned twice."""
     with LogStore(tmp_path / "store", background=False) as store:
         for number in range(3):
             store.schemas.register(f"s{number}", Draft(f'{{"type":"fixed","name":"F","size":{number + 1}}}'))
@@ -160,7 +160,7 @@ def test_damage_is_told_and_gives_no_id_twice(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("data", [b"", b"0" * 17 + b"{}\n", b"\0" * 40])
 def test_a_damaged_mark_of_ids_is_made_anew(tmp_path: Path, data: bytes) -> None:
-    """Ids then go on behind the highest one in the topic."""
+    """After damage to the file of ids, new ids continue after the highest id in the topic."""
     with LogStore(tmp_path / "store", background=False) as store:
         store.schemas.register("s", Draft('"int"'))
         (tmp_path / "store/@schemas").write_bytes(data)
@@ -178,7 +178,7 @@ def _register_many(path: str, number: int, found: "multiprocessing.Queue[dict[st
 
 
 def test_processes_that_register_at_once_agree_on_ids(tmp_path: Path) -> None:
-    """The same schema has the same id in all of them, and no two schemas have one."""
+    """Processes that register at the same time agree on one id for each schema, and on different ids for others."""
     with LogStore(tmp_path / "store"):
         pass
     spawn = multiprocessing.get_context("spawn")
@@ -210,7 +210,7 @@ LogStore(sys.argv[1], background=False).schemas.register("s", Draft('"int"'))
 
 
 def test_a_process_that_dies_before_it_appends_keeps_nobody_out(tmp_path: Path) -> None:
-    """Its lock is free, and the id that it had taken is given to nobody else."""
+    """A crash before the append frees the lock, and the id that the process took is not assigned again."""
     with LogStore(tmp_path / "store", background=False) as store:
         store.schemas.register("t", Draft('"long"'))
         died = subprocess.run([sys.executable, "-c", _DIES, str(tmp_path / "store")], check=False)
@@ -219,7 +219,7 @@ def test_a_process_that_dies_before_it_appends_keeps_nobody_out(tmp_path: Path) 
 
 
 def test_a_forked_child_registers_as_its_parent_does(tmp_path: Path) -> None:
-    """Forked while the parent holds the lock of the registry: the child waits for it, and reads the topic anew."""
+    """A child forked while the parent holds the registry's lock waits for it, and reads the topic from its start."""
     with LogStore(tmp_path / "store", background=False) as store:
         registry = store.schemas
         registry.register("s", Draft('"int"'))
@@ -242,7 +242,7 @@ def test_a_forked_child_registers_as_its_parent_does(tmp_path: Path) -> None:
 
 
 def test_a_restored_store_gives_no_id_twice(tmp_path: Path) -> None:
-    """What was given is shipped with the store, also of schemas that were deleted for good."""
+    """A restored store does not assign an id again, also for permanently deleted schemas: shipping copies the ids."""
     url = f"file://{tmp_path}/bucket"
     with LogStore(tmp_path / "store", background=False) as store:
         store.schemas.register("s", Draft('"int"'))

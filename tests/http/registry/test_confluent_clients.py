@@ -118,7 +118,7 @@ def test_json_goes_between_their_serializers_and_ours(registry: SchemaRegistryCl
     assert theirs[:5] == made[0][:5]
     assert schemas.JsonDeserializer(store.schemas).deserialize("clicks", [theirs]) == [{"page": "/"}]
     assert JSONDeserializer(wanted, schema_registry_client=registry)(made[0], context()) == {"page": "/"}
-    with pytest.raises(ValueError, match="does not fit its schema"):
+    with pytest.raises(ValueError, match="does not match its schema"):
         ours.serialize("clicks", [{"page": "no path"}])
 
 

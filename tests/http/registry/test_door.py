@@ -167,7 +167,7 @@ def test_a_registry_that_does_not_answer_is_told(http_server: HttpServer) -> Non
         thread = threading.Thread(target=lambda: [other.handle_request() for _ in range(2)])
         thread.start()
         registry = schemas.RemoteRegistry(f"http://127.0.0.1:{other.server_port}")
-        with pytest.raises(registry_errors.RegistryUnavailable, match="not that of a schema registry"):
+        with pytest.raises(registry_errors.RegistryUnavailable, match="does not come from a schema registry"):
             registry.by_id(1)
         with pytest.raises(registry_errors.RemoteError, match="302"):
             registry.by_id(2)
