@@ -398,7 +398,7 @@ def test_of_some_topics(shipped: Shipped) -> None:
     shipped.topic("a", 3)
     shipped.topic("b", 3)
     shipped.ship()
-    with pytest.raises(ShippingRefused, match="b/0: there is no such topic among those to restore"):
+    with pytest.raises(ShippingRefused, match="b/0: the topic is not among the topics to restore"):
         shipped.restore("one", "a", offsets={("b", 0): 1})
     shipped.restore("one", "b", offsets={("b", 0): 1})
     with shipped.open("one") as store:
