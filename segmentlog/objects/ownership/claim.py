@@ -96,7 +96,7 @@ def claim(topics: Topics, bucket: Bucket, patterns: tuple[str, ...], now_ms: int
         raise ShippingRefused(bucket.url, f"{owner} ships another store to this URL; choose another URL")
     if binding is None:
         if not manifest.ended:
-            why = f"{owner} ships this store there, not {path}; take it over ('segmentlog takeover')"
+            why = f"{owner} ships this store to this URL, not {path}; take it over ('segmentlog takeover')"
             raise ShippingRefused(bucket.url, why)
         uncompared = compare_with_local(topics, bucket, manifest)
         owner = new_owner(manifest.owner.epoch + 1, now_ms)

@@ -140,7 +140,9 @@ class Mirror:
             if tag == self._tag:
                 return False
             if self.manifest is not None and self.manifest.store_id != manifest.store_id:
-                raise ShippingRefused(self.bucket.url, f"another store is shipped there now, not that of {self._path}")
+                raise ShippingRefused(
+                    self.bucket.url, f"another store is shipped to this URL now, not that of {self._path}"
+                )
             try:
                 self._apply(manifest, progress)
             except ObjectMissing as missing:

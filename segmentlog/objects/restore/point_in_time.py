@@ -266,11 +266,11 @@ class PointInTimeRestore:
         if keys:
             log.append(values, keys)
         if moved:
-            self.warnings.append(f"committed offsets were moved back, of groups: {_listed(moved)}")
+            self.warnings.append(f"committed offsets of these groups were moved back: {_listed(moved)}")
         if stuck:
             self.warnings.append(
-                "committed offsets of transactions that the restore undid were kept, because the earlier offsets were"
-                f" compacted away, of groups: {_listed(stuck)}"
+                "committed offsets of these groups are from undone transactions, and were kept because the earlier"
+                f" offsets were compacted away: {_listed(stuck)}"
             )
 
     def _committed_offsets(
@@ -320,8 +320,8 @@ class PointInTimeRestore:
         }
         if compacted:
             self.warnings.append(
-                f"topics that were compacted after the restore point: {_listed(compacted)}; keys that were overwritten"
-                " later may be missing"
+                f"these topics were compacted after the restore point: {_listed(compacted)}; records of keys that were"
+                " overwritten after it may be missing"
             )
         if self._kept.producers:
             self.warnings.append(

@@ -305,7 +305,7 @@ def test_positions_go_back_with_what_committed_them(shipped: Shipped) -> None:
         producer.commit_offsets(Committing(shipped.store, 0), {source: 7})
     shipped.ship()
     done = shipped.restore(offsets={("out", 0): 2, ("other", 0): 2})
-    assert "committed offsets were moved back, of groups: group" in done.warnings
+    assert "committed offsets of these groups were moved back: group" in done.warnings
     with shipped.open() as store:
         found = {
             (group, entry.topic): entry.committed and entry.committed.offset
