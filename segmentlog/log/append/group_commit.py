@@ -392,7 +392,7 @@ class GroupCommit:
     def _wake(taken: Sequence[_QueuedAppend], mine: _QueuedAppend) -> None:
         """Wake one thread, which wakes the next.
 
-        So each thread wakes a sleeping core once, while a single thread that wakes all others would block each time.
+        So each thread wakes one other core once. A single thread that wakes all others would block them meanwhile.
         """
         others = [queued for queued in taken if queued is not mine and not queued.has_left]
         if len(others) > 1 and any(queued.is_main for queued in others):
