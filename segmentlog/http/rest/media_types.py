@@ -32,7 +32,7 @@ def base_type(header: str) -> str:
 def choose(accept: str, offered: tuple[str, ...]) -> str | None:
     """Return the offered media type that the client prefers; None if it accepts none of them.
 
-    Of equally preferred types, return the first one in ``offered``.
+    If it prefers several types equally, return the first of them in ``offered``.
     """
     ranges = _ranges(accept)
     if not ranges:

@@ -44,7 +44,7 @@ class ProducerAppend(Protocol):
 
     @property
     def stamp(self) -> ProducerStamp:
-        """Producer id, epoch and first sequence. Not transactional, because the group sets no last stable offset."""
+        """Producer id, epoch and first sequence. Never transactional: a group sets no last stable offset."""
 
     @property
     def batches(self) -> Sequence[EncodedBatch]:
@@ -363,7 +363,7 @@ class Appender:
     ) -> tuple[int, int]:
         """Write and publish batches. Return (offset of the first record, offset after the last).
 
-        ``stable_offset`` is the new last stable offset; -1 for the new log end. With None the last stable offset
+        ``stable_offset`` is the new last stable offset; -1 for the new log end. By default the last stable offset
         follows the log end unless a transaction is open. ``record`` is called with the new log state;
         `Handle.folder_locked` is held during that call if the append began a segment.
         """

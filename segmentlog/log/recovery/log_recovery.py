@@ -150,7 +150,7 @@ def _verdict_name(found: _LogScan, verdict: RecoveryVerdict) -> str:
 
 
 def _lost_range(handle: Handle, found: _LogScan, verdict: RecoveryVerdict) -> LostRange | None:
-    """Return the range that this recovery loses; None if none.
+    """Return the range of offsets that this recovery gives up, if any.
 
     If a truncation already recorded the same range in the checkpoint, return that one.
     """

@@ -35,9 +35,9 @@ class UploadedObjects:
         self.snapshots: dict[int, Snapshot] = {} if before is None else before.snapshots
         """By the base offset of their segment."""
         self.staged: tuple[Chunk, ...] | None = None if before is None else before.staged
-        """All chunks of the partition, withheld ones included. The next upload continues after them.
+        """All chunks of the partition, if some are withheld: the next upload continues after these.
 
-        None if nothing is withheld: then the next upload continues after the manifest's chunks.
+        Otherwise None, and the next upload continues after the manifest's chunks.
         """
         self._unchanged: set[Chunk] = set()
         """Chunks whose bytes match the segment files in version ``_compared`` of the log."""

@@ -199,7 +199,7 @@ def _transactions(
         transaction = found[key] = _Transaction(commit.producer_id, [], {}, decided_ms=decided_ms)
         for partition_key, end_offset in commit.ends.items():
             if partition_key not in ends or not end_offset:
-                continue  # the partition was deleted, is not restored, or got no records
+                continue  # a deleted or omitted partition, or a partition without records
             marker = _marker_after(by_producer[commit.producer_id].get(partition_key, []), end_offset)
             if marker is None:
                 transaction.ends[partition_key] = end_offset

@@ -82,8 +82,8 @@ class Evictor:
         handle = local.partition.handle
         handle.refresh_config()
         generation = handle.page.log.read().generation
-        # Without tiered storage, evicted segments must be recalled. Every eviction has changed the generation, so an
-        # unchanged generation means that no segment was evicted since the last check.
+        # Without tiered storage, evicted segments must be recalled. Every eviction changes the generation, so the
+        # partition must be checked again only after the generation has changed.
         tiered = is_tiered(handle.config)
         signature = (handle.page.config_version, (local.signature(), entry.segments) if tiered else generation)
         before, checked_ms = self._checked.get(partition_key, (None, 0))

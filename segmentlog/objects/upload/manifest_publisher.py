@@ -31,7 +31,7 @@ class PutOutcome(enum.Enum):
     """Which manifest is in the object store, compared with the last known one."""
 
     NO_MANIFEST = enum.auto()
-    """There is no manifest, and there was none before."""
+    """The object store contains no manifest, as before."""
     UNCHANGED = enum.auto()
     """The manifest is still that of an earlier owner that ended shipping: this store's first put had no effect."""
     PUBLISHED = enum.auto()

@@ -90,7 +90,7 @@ class ShippingService:
     ) -> None:
         """Ship the store from now on, every ``interval_ms`` and whenever ``max_bytes`` were appended.
 
-        topics       names and patterns of the topics to ship; empty to keep the topics of the last start, at first all
+        topics       names and patterns to ship; empty to keep those of the last start, at first all
         bytes_per_s  limit of the upload bandwidth
         threads      False: run no threads; the caller calls `run_cycle`
 
