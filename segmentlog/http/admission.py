@@ -1,8 +1,8 @@
 """Limits the connections of an HTTP server, and chooses which connection is closed when there are too many.
 
-unadmitted  The first request is still to be accepted: the connection is in the TLS handshake, silent or refused. These
-            connections use what the admitted ones leave, and at least a quarter. Beyond the limit, the oldest
-            connection of the address with most connections is closed.
+unadmitted  Before the server accepts its first request: in the TLS handshake, silent, or after a refused request. These
+            connections may use every slot that admitted ones leave free, and at least a quarter of all. Beyond the
+            limit, the oldest unadmitted connection of the address with most of them is closed.
 admitted    The server has accepted a request. At the limit, an idle connection (between two requests) is closed. If all
             are busy, or one address has three quarters of them, the next request gets 503. A connection whose client
             still receives its last response is busy.

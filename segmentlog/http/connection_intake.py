@@ -1,4 +1,4 @@
-"""A connection before its first request: counted before any byte is read, then led through the TLS handshake.
+"""A connection before its first request: count it before any byte is read, then run the TLS handshake.
 
 If asyncio runs the handshake itself, it reports a connection only afterwards. Connections that never complete a
 handshake would then be unlimited.

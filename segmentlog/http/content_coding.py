@@ -1,7 +1,7 @@
 """Decompresses request bodies piece by piece, within the size limit of a body.
 
 gzip, deflate   zlib stops after each piece, so a decompression bomb is refused once the pieces exceed the limit.
-zstd            The body is collected first; its block headers limit the decompressed size.
+zstd            The compressed body is read completely. Its block headers then bound the decompressed size in advance.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class _ZstdReceive:
         limit_bytes = self._limit_bytes
         try:
             bound_bytes = min(zstd_bound(memoryview(compressed), limit_bytes), limit_bytes)
-            # The decoder holds the data twice: in its window and as its result.
+            # The decoder holds the decompressed data twice: in its window and as its result.
             await self._memory.reserve("decompressed", 2 * bound_bytes)
             raw = await run_in_threadpool(decompress_records, CODEC_ZSTD, memoryview(compressed), limit_bytes)
         except TooManyBytes:

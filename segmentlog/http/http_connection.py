@@ -31,8 +31,7 @@ class HttpConnection(HttpToolsProtocol):
         self.slot = slot
         self.parser = RequestParser(self)  # type: ignore[assignment]
         self._quiet_bytes = 0
-        """Bytes received since a head was complete or a body grew: of a head, of trailers or of a chunk's first
-        line."""
+        """Bytes received since the last complete head or body byte: of a head, trailers or a chunk's size line."""
         self._is_in_head = True
         self._has_begun = False
         """Whether the head of a request has begun and is not complete."""

@@ -177,7 +177,7 @@ class Middleware:
             await asyncio.wait((attempt,))
         finally:
             self._attempts.discard(attempt)
-            attempt.cancel()  # if the client disconnected
+            attempt.cancel()  # stops it if the client disconnected
         if attempt.cancelled():
             raise HttpProblem(HTTPStatus.SERVICE_UNAVAILABLE, "too many clients are logging in; retry in 1 s",
                               headers={"retry-after": "1"})  # fmt: skip

@@ -106,14 +106,14 @@ class Handle:
         self.fenced = ""
         """The machine that owns the log now; "" if it is this one."""
         self.used = True
-        """Set on each use of the files. The descriptor budget clears it, and closes files that stay unused."""
+        """Whether the files were used since the descriptor budget last checked. The budget closes unused files."""
         self.config_version = 0
         self._moved = 0
         self._segments: tuple[int, list[int]] = (-1, [])
         self.closers: list[Callable[[], None]] = []
         """Called when the files are closed, to close further descriptors of the partition."""
         self.after_fork: list[Callable[[], None]] = []
-        """Called in a forked child, to discard what threads of the parent may have half done."""
+        """Called in a forked child, to discard state that threads of the parent may have been changing."""
         self.append_mutex = fork_safety.lock(self, "append_mutex")
         self._open_mutex = fork_safety.lock(self, "_open_mutex")
         self.sync_mutex = fork_safety.lock(self, "sync_mutex", "_close_in_child")
@@ -202,7 +202,7 @@ class Handle:
 
     @property
     def has_files(self) -> bool:
-        """Whether it holds descriptors."""
+        """Whether the handle holds file descriptors."""
         return self.lock_fd >= 0
 
     def _check_file_of(self, file_id: tuple[int, int], fd: int) -> None:
@@ -222,7 +222,8 @@ class Handle:
         """Close the descriptors; the mapped page stays. The caller holds both mutexes, or is the only user."""
         self.close_segments()
         fds = self.lock_fd, self.state_fd
-        self.lock_fd = self.state_fd = -1  # first: a child forked in between must not close what has the numbers next
+        # Set -1 before closing: a child forked in between must not close other files that reuse these numbers.
+        self.lock_fd = self.state_fd = -1
         for fd in fds:
             if fd >= 0:
                 close_lockable(self.fs, fd)
@@ -308,7 +309,7 @@ class Handle:
         return raw_size > self.batch_limit
 
     def segment_context(self, base: int, end_offset: int | None, known: KnownBatches | None = None) -> SegmentContext:
-        """Return what is known of segment ``base`` besides its bytes, for skipping damage in it.
+        """Return facts about segment ``base`` that a reader needs to skip damage in it.
 
         Its batches end at ``end_offset`` at the latest. Without ``known`` the index files give the positions of
         batches.
@@ -331,7 +332,7 @@ class Handle:
         moved = self.page.moved
         if moved == self._moved:
             return False
-        # A changed word does not prove it: the topic may have got this very name just now, or may have been upgraded.
+        # The changed word may have another cause: the topic was renamed to this name just now, or was upgraded.
         try:
             self._load_config()
         except UnknownTopic:

@@ -8,7 +8,7 @@ change touches both, their order decides what a crash in between leaves:
     record producers   checkpoint, page   the same
     trim               checkpoint, page   records that a reader saw deleted do not come back
     advance the point  checkpoint, page   the page counts the bytes written since the recovery point
-    truncate           page, checkpoint   the next process sees that segments are being replaced
+    truncate           page, checkpoint   the next process sees that segments were being replaced
     close cleanly      page, checkpoint   after a crash in between, the next append reserves offsets again
     recover            checkpoint, page   a trusted page always has its checkpoint
 
@@ -72,7 +72,7 @@ class Ledger:
     """Changes state page and checkpoint. Not thread-safe: the caller holds the lock that each method names."""
 
     start_append: Callable[[], None]
-    """Record that bytes after the end may be torn from now on. Under the append lock, as the next two."""
+    """Record that incomplete bytes may follow the log end. Call under the append lock, as the next two."""
     end_append: Callable[[], None]
     """Record that no unpublished bytes follow the end: they were published, or removed durably."""
     mark_failed: Callable[[], None]
@@ -340,4 +340,4 @@ class Ledger:
             page.initialise(fs.boot_id(), fs.stat(folder), log, sync)
             return
         page.initialise(fs.boot_id(), fs.stat(folder), log, sync, fs.mount_id(fd))
-        fs.set_inode_mark(fd)  # last: the mark vouches for everything before
+        fs.set_inode_mark(fd)  # last: the mark shows that the page is complete

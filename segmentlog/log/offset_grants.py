@@ -20,7 +20,7 @@ from segmentlog.storage.grant_file import read_grant, remove_grant, write_grant
 
 
 def start_limiting(handle: Handle) -> int:
-    """Require offset grants of the partition from now on, and return its current one. Idempotent.
+    """Limit the partition to granted offsets from now on. Return the offset at which its grant ends. Idempotent.
 
     Raise `StoreFenced`, `DiskFull`, and any error that prevents an append.
     """
@@ -31,7 +31,7 @@ def start_limiting(handle: Handle) -> int:
         if granted is None:
             granted = OffsetGrant(max(log.offset_ceiling, log.log_end_offset + OFFSET_CEILING_STEP))
             write_grant(handle.fs, handle.folder, granted)
-        elif granted.end_offset < log.offset_ceiling:  # a damaged file, or a recovery
+        elif granted.end_offset < log.offset_ceiling:  # the grant file was damaged, or a recovery reserved more
             granted = OffsetGrant(log.offset_ceiling)
             write_grant(handle.fs, handle.folder, granted)
         return granted.end_offset
@@ -55,7 +55,7 @@ def fence(handle: Handle, owner: str) -> None:
 
 
 def remove(handle: Handle) -> None:
-    """Remove grant and fence: the partition may append without limit."""
+    """Remove the grant and the fence, so that the partition may assign offsets without limit."""
     with handle.translating_errors("nothing was changed"), handle.append_locked():
         remove_grant(handle.fs, handle.folder)
         handle.ledger.count_config_change()

@@ -425,7 +425,7 @@ class Partition(PartitionMaintenance):
 
     @property
     def log_end_offset(self) -> int:
-        """The offset that the next record gets, or a lower bound of it."""
+        """Offset after the last published record. The next record gets this offset or a higher one."""
         return self._handle.page.log.read().log_end_offset
 
     @property
@@ -440,7 +440,7 @@ class Partition(PartitionMaintenance):
 
     @property
     def tiered_offset(self) -> int:
-        """`shipped_offset` if the topic has `remote.storage.enable`, else 0."""
+        """The `shipped_offset` if the topic has `remote.storage.enable`, otherwise 0."""
         self._handle.refresh_config()
         return self.shipped_offset if self._handle.config.remote_storage_enable else 0
 

@@ -41,8 +41,9 @@ class PartitionMaintenance:
     def trim(self, before_offset: int) -> int:
         """Delete records below ``before_offset`` from the front. Return the new log start offset.
 
-        Whole segments are deleted. In the segment that contains the offset the earlier records are hidden. Readers in
-        the middle of a deleted segment continue. Raises `OffsetOutOfRange` for an offset after the log end.
+        The segments below the offset are deleted. In the segment that contains the offset, the earlier records become
+        unreadable but keep their disk space. Readers in the middle of a deleted segment continue. Raises
+        `OffsetOutOfRange` for an offset after the log end.
         """
         self._check_open()
         return trim(self._handle, as_offset("before_offset", before_offset))
@@ -148,7 +149,7 @@ class PartitionMaintenance:
         return self._cleaner.measure_dirt(self._handle.clock.now_ms()).ratio
 
     def cleaner_note(self) -> CleanerNote:
-        """Return the result of the last compaction by any process, and why later ones skipped the partition, if so."""
+        """Return the result of the last compaction by any process, and why compaction skips the partition, if so."""
         return self._cleaner.read_note()
 
     def record_uncleanable(self, why: str) -> None:
@@ -157,12 +158,15 @@ class PartitionMaintenance:
 
     @property
     def cleaned_offset(self) -> int:
-        """Below it each key has at most `compaction.keep.last` records; 0 before any compaction."""
+        """Below this offset each key has at most `compaction.keep.last` records; 0 before any compaction."""
         return self._cleaner.compacted().cleaned_offset
 
     @property
     def compacted_below(self) -> int:
-        """Compaction may have removed records below it, but none above. Needed to judge a view of the past."""
+        """Compaction may have removed records below this offset, but none at or after it.
+
+        A reader that needs every record of an earlier time must check it.
+        """
         return self._cleaner.compacted().begun_offset
 
     def _check_open(self) -> None:

@@ -72,9 +72,9 @@ class ProducerStates:
         self._entries: dict[int, ProducerEntry] = {}
         self._open: dict[int, int] = {}
         self._held_until_ms: dict[int, int] = {}
-        """By the ids of idle named producers: until when their names need not be checked again."""
+        """For each id of an idle named producer: the time until which a name is known to own the id."""
         self.seen: LogState | None = None
-        """The log state up to whose end the producers are known."""
+        """The log state whose batches are all included in the producer states; None before the first load."""
         self._mapped: MappedSegment | None = None
         self._unsnapshotted = 0
         """Headers after the last snapshot: the next process to load would read them."""
@@ -292,8 +292,8 @@ class ProducerStates:
         self._open.pop(producer_id, None)
         runs, wraps, restarts_sequence = entry.runs, entry.wraps, entry.restarts_sequence
         if epoch > entry.epoch and producer_id >= NAMED_ID_END:
-            # Else the first batch of the epoch would be taken for the first batch of the last epoch, with the same
-            # sequence.
+            # Forget the runs of the previous epoch. Otherwise a batch of the new epoch whose sequence is in these runs
+            # would be taken for a batch that was appended before.
             runs, wraps, restarts_sequence = (), 0, True
         self._entries[producer_id] = ProducerEntry(
             producer_id, max(epoch, entry.epoch), runs, wraps, -1, offset + 1, now_ms, restarts_sequence
@@ -313,7 +313,7 @@ class ProducerStates:
         )
 
     def _is_held(self, producer_id: int, now_ms: int) -> bool:
-        """Return whether a name may still own the id. Asks at most once in the time that a producer takes to expire."""
+        """Return whether a name may still own the id. Asks the store at most once per producer.id.expiration.ms."""
         if now_ms < self._held_until_ms.get(producer_id, 0):
             return True
         is_held = self._handle.holds_producer(producer_id)

@@ -101,7 +101,8 @@ class ReplicaLog:
             offset_ceiling=state.checkpoint.offset_ceiling,
         )
         if state.checkpoint != self._checkpoint:
-            # Page and checkpoint differ until the page is written. The mark prevents distrust of the page meanwhile.
+            # Page and checkpoint differ until the page is written. Until then the mark keeps other processes from
+            # distrusting the page.
             if before is not None and before.epoch != log.epoch:
                 ledger.start_replacing()
             ledger.replace_checkpoint(state.checkpoint)

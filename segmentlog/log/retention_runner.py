@@ -57,7 +57,7 @@ class RetentionRunner:
             if sweeps:
                 with handle.folder_locked():
                     self._sweep_ms = sweep_deleted(handle, now_ms)
-                # the generation from before: files retired since are checked next time
+                # Remember the generation read before the sweep: files retired since then are checked next time.
                 self._swept_generation = log.generation
             return self._report(expired, rolled=rolled)
 

@@ -91,7 +91,10 @@ def recall_segment(handle: Handle, base: int) -> bool:
 
 
 def recall_or_raise(handle: Handle, base: int) -> None:
-    """Return when a segment is local or deleted; otherwise raise `ObjectStoreError`. Raise as `recall_segment` does."""
+    """Recall a segment, and return once it is local or deleted. Otherwise raise `ObjectStoreError`.
+
+    Also raises what `recall_segment` raises.
+    """
     for _ in range(_TRIES):
         with contextlib.suppress(FileNotFoundError):  # the file was replaced during the download
             if recall_segment(handle, base):
@@ -107,7 +110,7 @@ def recall_or_raise(handle: Handle, base: int) -> None:
 
 
 def _read_stub(handle: Handle, path: str) -> tuple[Stub, int] | None:
-    """Return the stub as `segment_stub.read_stub` does; None also for a deleted log."""
+    """Return the stub as `segment_stub.read_stub` does; None also if the log was deleted."""
     with contextlib.suppress(FileNotFoundError):
         return read_stub(handle.fs, path)
     return None
@@ -123,7 +126,7 @@ def _has_stamp(handle: Handle, path: str, stamp: Stamp) -> bool:
 
 
 def _is_stub_unchanged(handle: Handle, path: str, stub: Stub) -> bool:
-    """Return whether the stub file is still as written: a compaction that replaced the log has removed it."""
+    """Return whether the stub file still has the content of ``stub``. Compaction deletes it with the segment."""
     with contextlib.suppress(FileNotFoundError):
         return read_file(handle.fs, stub_path(path)) == encode_stub(stub)
     return False

@@ -48,7 +48,8 @@ class StateSummary(msgspec.Struct, frozen=True, gc=False):
 def read_state(fs: FileSystem, folder: str, boot_id: str) -> StateSummary | None:
     """Return the partition's state; None if no process has opened it since the machine started, or it was deleted.
 
-    A page of a disk that went away and came back is not detected here, but by the process that opens the partition.
+    If the disk was detached and attached again since, its page may be outdated. This function does not detect that; the
+    process that opens the partition does.
     """
     try:
         found = fs.stat(folder)

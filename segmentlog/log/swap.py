@@ -5,7 +5,7 @@
     B.log           the copy has its own name; the other segments of [B, E) are removed
     (no B-E.swap)   done
 
-Each step is durable before the next, and the file name alone shows what is left to do. A recovery, the next compaction
+Each step is durable before the next, and the file name alone shows which steps remain. A recovery, the next compaction
 and the next change of the log complete a swap that they find. Readers need not know: until a name changes they read the
 old records, then the new ones. While both exist, the old segments only repeat what the copy contains.
 """
@@ -130,4 +130,4 @@ def _complete(
     fs.sync_folder(folder)
     with contextlib.suppress(FileNotFoundError):
         fs.unlink(swap)
-        fs.sync_folder(folder)  # else the file could come back after a crash, and with it what the next pass removes
+        fs.sync_folder(folder)  # else a crash could bring the file back, with records that the next pass removed

@@ -2,7 +2,7 @@
 
 The log's markers record them. For a sealed segment a ``.txnindex`` file caches them. The first process that needs it
 writes it, and so does the upload of the segment to an object store. The headers of the active segment are scanned when
-the state page shows another abort. A log without aborts costs one look at a word of the page.
+the state page shows another abort. In a log without aborts, a read only compares one word of the page.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class SegmentAborts(msgspec.Struct):
     aborted: list[AbortedTransaction] = []
     sealed: bool = False
     is_kept: bool = False
-    """Whether its ``.txnindex`` has them."""
+    """Whether the segment's ``.txnindex`` contains these aborts."""
 
 
 class AbortedTransactions:
@@ -123,7 +123,7 @@ class AbortedTransactions:
             return
         found = self._segments[base] = read_sealed_aborts(handle, base, context, known)
         if not found.is_kept and not handle.read_only:
-            with failures_ignored():  # it is a cache: the next process reads the segment again
+            with failures_ignored():  # the file is a cache: without it the next process scans the segment
                 write_txn_index(handle, base, found)
 
 

@@ -19,7 +19,7 @@ from segmentlog.storage.interrupt_safe import interrupt_safe_context
 
 @interrupt_safe_context
 def _locked_for_change(handle: Handle) -> Iterator[None]:
-    """Hold the append lock of a log that accepts changes, after completing what a dead process left half done."""
+    """Hold the append lock of a log that accepts changes, after completing the change of a process that died."""
     with handle.append_locked():
         handle.check_appendable()
         finish_interrupted_append(handle)

@@ -48,7 +48,7 @@ def take_over(
     The folder must be empty, or a replica of the store that no process refreshes; its downloaded files are used.
 
     ``force`` takes over even if the owner has ended shipping. The owner may have appended records since. Their offsets
-    are then assigned a second time, to other records, and both stores use them.
+    are then assigned again, to other records, and the two stores have different records at the same offsets.
 
     Raise `ShippingRefused`, `StoreFenced` if another machine took over first, `ObjectStoreError`, `DiskFull`.
     """
@@ -97,7 +97,7 @@ def _become_owner(
             return binding
         if owner.epoch >= binding.owner_epoch:
             raise StoreFenced(f"store {path}", str(owner))
-        _check_not_ended(bucket, manifest, force)  # it may have ended after the first check
+        _check_not_ended(bucket, manifest, force)  # the owner may have ended shipping after the first check
         taken = replace(new_owner(binding.owner_epoch, now_ms), id=binding.owner_id)
         changed = replace(
             manifest, owner=taken, sequence=manifest.sequence + 1, nonce=new_nonce(), shipped_ms=now_ms, ended=False
@@ -112,7 +112,10 @@ def _become_owner(
 
 
 def _write_grants(fs: FileSystem, path: str, binding: Binding, manifest: Manifest) -> None:
-    """Write the offset grants, before the folder becomes a store: no log may assign more. Raise `StoreFenced`."""
+    """Write the offset grants before the folder becomes a store, so that no log assigns offsets beyond its grant.
+
+    Raise `StoreFenced` if the manifest names another owner.
+    """
     if manifest.owner.id != binding.owner_id:
         raise StoreFenced(f"store {path}", str(manifest.owner))
     for topic in manifest.topics:

@@ -26,7 +26,7 @@ HEX_BYTES: Final = 16 << 10
 _JSON_BYTES: Final = 4 << 20
 """Larger values are not parsed as JSON."""
 _INDENTED_BYTES: Final = 8 << 20
-"""JSON that would become longer than this when indented is shown as it is: nesting multiplies its length."""
+"""JSON that would be longer than this when indented is shown without indentation: nesting multiplies its length."""
 _TEXTS: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 """A JSON string; an unclosed one extends to the end."""
 

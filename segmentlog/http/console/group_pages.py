@@ -224,7 +224,7 @@ class GroupPages:
 
 
 def _name_of(request: Request) -> str:
-    """Return the group name of the request. Forms send it quoted: browsers change some characters of hidden fields."""
+    """Return the group name of the request. Forms send it percent-encoded: browsers change hidden fields."""
     params = request.query_params
     return params["group"] if "group" in params else unquote(params.get("quoted", ""))
 

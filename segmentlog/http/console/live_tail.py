@@ -95,7 +95,7 @@ class LiveTail:
         self._at[log.number] = end
         found: list[Record] = []
         upto, size_bytes = begin, 0
-        # The search and the page about damage report damage.
+        # Ignore damage here: the search page and the page about damage report it.
         with contextlib.suppress(
             OffsetOutOfRange, CorruptBatch
         ):  # out of range: retention deleted the records meanwhile

@@ -94,8 +94,8 @@ class Console:
     def _counts(self, request: Request) -> dict[str, int]:
         """Return the counts for the navigation, limited to things that the principal may see.
 
-        The counts are as old as the cached overview. With an ACL file and many topics they would cost too much, and are
-        omitted.
+        The counts are as old as the cached overview. With an ACL file and many topics, counting would take too long,
+        and the counts are omitted.
         """
         overview = self.overviews.latest
         if overview is None:

@@ -100,7 +100,7 @@ class RecordPages:
 
     def _decoder(self, request: Request) -> DecodeValue | None:
         """Return the function that decodes values for JSON paths; None if the principal may not see schemas."""
-        # A search by JSON path reveals decoded values as much as showing them does.
+        # A search by JSON path reveals decoded values, as a page that shows them would.
         return self._documents if self._console.may_see(request, Thing.SCHEMAS) else None
 
     def _begins(
@@ -133,8 +133,7 @@ class RecordPages:
     def _behind_key(
         self, logs: list[Partition], ends: dict[int, int], key: str, isolation: Isolation, errors: dict[str, str]
     ) -> dict[int, int]:
-        """Return the offset of the newest record with this key for its partition, and the ends of the other
-        partitions."""
+        """Return where to start: at the newest record with this key in its partition, at the end of all others."""
         found = search(logs, ends, RecordFilter.parse(key=key), limit=1, backwards=True, isolation=isolation)
         if found.records:
             return {**ends, found.records[0].partition: found.records[0].offset}

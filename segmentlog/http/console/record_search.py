@@ -41,7 +41,7 @@ class SearchResult(msgspec.Struct):
 
     records: list[Record]
     cursors: dict[int, int]
-    """By partition, where to continue: the next offset, or for a backward search the offset after the next one."""
+    """By partition: the offset to continue at. A backward search continues with the record before that offset."""
     is_complete: bool
     """Whether all matches were found."""
     record_count: int
@@ -68,7 +68,7 @@ class _Budget:
         return time.monotonic() - self._began_s
 
     def share(self, among: int) -> None:
-        """Give the next of ``among`` partitions its share of what is left."""
+        """Set the limits for the next partition: its share of the rest, with ``among`` partitions left to search."""
         now_s = time.monotonic()
         self._deadline_s = now_s + max(self._began_s + self._seconds - now_s, 0.0) / among
         self._limit_bytes = self.read_bytes + max(self._size_bytes - self.read_bytes, 0) // among

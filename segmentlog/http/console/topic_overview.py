@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _FRESH_S: Final = 1.0
 _EASY: Final = 9
-"""The cache is refreshed at most once in this multiple of the time that reading took, and at most once a second."""
+"""Pause between two refreshes, as a multiple of the time that the last refresh took; at least a second."""
 _SLOW_S: Final = 0.05
 """If reading takes longer, it runs after the response was sent."""
 _OLD_S: Final = 30.0
@@ -64,7 +64,7 @@ class TopicOverview(msgspec.Struct, frozen=True, gc=False):
     unsynced_count: int
     """Records that are written and not yet synced to disk."""
     unsynced_s: float
-    """Upper limit for how long the oldest of them has been waiting."""
+    """Upper limit for the time since the oldest of these records was written."""
     lost_count: int
     failed_count: int
     """Partitions that refuse appends."""

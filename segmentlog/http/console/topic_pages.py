@@ -98,7 +98,8 @@ class TopicPages:
         topic = console.topic(request)
         name = topic.name
         overview = console.overview()
-        if name not in overview.topics or overview.topics[name].id != topic.id:  # created after the refresh
+        # Refresh the overview if the topic was created after the last refresh.
+        if name not in overview.topics or overview.topics[name].id != topic.id:
             console.overviews.invalidate()
             overview = console.overview()
         seen = overview.topics.get(name)
@@ -225,7 +226,7 @@ class TopicPages:
         )
 
     def delete_topic(self, request: Request, form: Form) -> Response:
-        """Delete the topic if its name was typed."""
+        """Delete the topic if the form's field contains its name, which confirms the deletion."""
         name = request.path_params["topic"]
         self._console.check_write(request, Operation.DELETE, ResourceType.TOPIC, name)
         topic = self._console.topic(request)

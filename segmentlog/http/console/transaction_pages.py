@@ -69,7 +69,7 @@ class TransactionPages:
         return self._render_abort_form(request, request.query_params.get("name", ""), "")
 
     def abort_transaction(self, request: Request, form: Form) -> Response:
-        """Abort the transaction if the producer's name was typed."""
+        """Abort the transaction if the form's field contains the producer's name, which confirms the abort."""
         name = request.query_params.get("name", "")
         self._console.check_write(request, Operation.WRITE, ResourceType.TRANSACTIONAL_ID, name)
         if first_value(form, "name") not in (name, visible(name)):

@@ -1,4 +1,4 @@
-"""Appends the records of a request: one append for each partition, so that each partition gets all or none."""
+"""Appends the records of a request, with one append for each partition, which gets all of its records or none."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class RecordLists(msgspec.Struct):
 
 
 class BatchResult(msgspec.Struct):
-    """Outcome of appending a batch. ``rows`` is None for a partition that has all records."""
+    """Outcome of appending a batch. ``rows`` are the indices of a partition's records in the request; None for all."""
 
     count: int
     parts: list[tuple[int, int, Rows | None]]

@@ -230,7 +230,7 @@ class InstanceReader:
             self._commit_quietly(self._delivered)
         found: list[Record] = []
         size = 0
-        consumer.wakeup()  # do not wait for partitions that other members still hold
+        consumer.wakeup()  # do not wait until other members release partitions
         iterator = iter(consumer)
         try:
             for record in iterator:
@@ -244,7 +244,7 @@ class InstanceReader:
         except (SegmentlogError, OSError) as error:
             if not found:
                 raise
-            # The positions already include these records: if they were dropped, they would be committed unread.
+            # The positions are already after these records: if they were dropped here, they would be committed unread.
             logger.warning("consumer instance %s of group %s: reading stopped: %s", self._name, self.group, error)
         except BaseException:
             self.return_records(found)

@@ -33,7 +33,7 @@ class JsonObjectSplitter(Generic[_T]):
         self._buffer = bytearray()
         self._start = self._at = self._depth = 0
         self._tried = -1
-        """End of the range in which no line is a single object."""
+        """Position up to which decoding a whole line as one object has failed, so that it is not tried again."""
         self._in_string = False
 
     @property
@@ -42,7 +42,7 @@ class JsonObjectSplitter(Generic[_T]):
         return len(self._buffer)
 
     def feed(self, piece: bytes) -> Iterator[_T | msgspec.ValidationError]:
-        """Yield the objects that end in this piece; for an object of another shape yield the error.
+        """Yield the objects that end in this piece. For an object that `decode` rejects, yield the error instead.
 
         Raises `MalformedJson`.
         """

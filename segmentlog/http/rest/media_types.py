@@ -30,7 +30,10 @@ def base_type(header: str) -> str:
 
 @lru_cache(maxsize=_KEPT)
 def choose(accept: str, offered: tuple[str, ...]) -> str | None:
-    """Return the offered media type that the client prefers, the first of equals; None if it accepts none of them."""
+    """Return the offered media type that the client prefers; None if it accepts none of them.
+
+    If it prefers several types equally, return the first of them in ``offered``.
+    """
     ranges = _ranges(accept)
     if not ranges:
         return offered[0]

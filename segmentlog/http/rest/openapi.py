@@ -52,8 +52,8 @@ def document(endpoints: Iterable[Endpoint], version: str) -> dict[str, Any]:
         "info": {
             "title": "segmentlog REST",
             "version": version,
-            "description": "Versions 2 and 3 of the Confluent REST Proxy's API, and records by offset, as lines and as"
-            " server-sent events.",
+            "description": "Versions 2 and 3 of the Confluent REST Proxy's API, and endpoints that return records by"
+            " offset, append lines, and stream server-sent events.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "paths": paths,

@@ -3,7 +3,7 @@
 One thread reads for all broadcasts. It puts the encoded chunks of a topic into a ring, and each listener sends them at
 its own pace. The ring has a size limit. When it is full, the thread waits for the slowest listener, at most one second
 if other listeners are waiting. A listener that is too slow is removed from the ring and reads the log itself, as does a
-listener that starts further back. The log is the buffer: each listener receives every record exactly once. It rejoins
+listener that starts at earlier offsets. So each listener receives every record exactly once. A removed listener rejoins
 the ring once it has caught up.
 
     ring       chunks [first, next), each with the positions after it
@@ -80,7 +80,7 @@ class TopicBroadcast:
         self._first_partition = 0
         """Partition to read first in the next cycle: the one after that of the last chunk."""
         self._version = 0
-        """Changes whenever positions change without a chunk. Chunks read for an older version are dropped."""
+        """Grows when positions change without a new chunk. Chunks that were read under an older version are dropped."""
         self._full_since_s = 0.0
         self._is_waking = False
         self._counted_s = time.monotonic()

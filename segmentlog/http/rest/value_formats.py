@@ -49,7 +49,7 @@ class SchemaCodec(Protocol):
         """Return the writer of one schema, registering it if given in full. Raises `SegmentlogError`, ValueError."""
 
     def read(self, data: bytes) -> Any:
-        """Decode data by the schema whose id they begin with. Raises `SegmentlogError`, ValueError."""
+        """Decode data that begin with a schema id, by that schema. Raises `SegmentlogError`, ValueError."""
 
 
 def bytes_of_json(raw: Raw) -> bytes | None:

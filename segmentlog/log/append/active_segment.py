@@ -34,7 +34,7 @@ from segmentlog.storage.segment_index import SegmentIndex
 from segmentlog.storage.state_page import LogState
 
 _LEFT_OPEN = 8
-# Files of segments sealed by one append that stay open: an append of very many segments must not take all descriptors.
+# Limit of the sealed segments that one append keeps open: an append of many segments must not use all descriptors.
 
 _Run = tuple[int, list[EncodedBatch]]
 Observed = tuple[SegmentIndex, int, int, int, int, int]
@@ -65,7 +65,7 @@ class ActiveSegmentWriter:
         """Segments that the running append sealed."""
 
     def catch_up(self, log: LogState) -> None:
-        """Open the active segment and its index at the end of the log, wherever other processes moved it."""
+        """Open the active segment and its index at the end of the log, which other processes may have moved."""
         handle = self._handle
         while self.sealed:  # an interrupted append sealed them: it may be published, but is not synced
             left = self.sealed.pop()
@@ -249,10 +249,10 @@ class ActiveSegmentWriter:
             self.close_file()
 
     def _undo(self, before: LogState, made: Sequence[int], error: BaseException) -> None:
-        """Remove what was written but not published when ``error`` came, durably: its offsets will be reused.
+        """Durably remove the bytes that were written but not published before ``error``: their offsets will be reused.
 
-        If that fails, the page stays marked as after the death of a process, and the next append cleans up. Raises
-        `DiskFailed` if an fsync fails, unless ``error`` is such an error.
+        If the removal fails, the state page keeps its append mark, and the next append removes the bytes. Raises
+        `DiskFailed` if an fsync fails, unless ``error`` already is a `DiskFailed`.
         """
         try:
             self._take_back(before, made)
@@ -279,7 +279,7 @@ class ActiveSegmentWriter:
     # ------------------------------------------------------------ closing
 
     def close_file(self) -> None:
-        """Close the file. The index stays for the next append, however long the partition was idle."""
+        """Close the file of the active segment, and keep its index in memory for the next append."""
         segment, self._segment = self._segment, None  # first: a child forked in between must not close it again
         self.seen = self._mapped = None
         if segment is not None:

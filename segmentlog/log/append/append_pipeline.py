@@ -37,7 +37,7 @@ class AppendPipeline:
         self._syncer = syncer
         self.group = GroupCommit(handle, appender, syncer)
         self._background = background
-        """Whether a background thread calls `sync_due` regularly; if not, each append checks itself."""
+        """Whether a background thread calls `sync_due` regularly. If none does, each append checks the sync policy."""
 
     def append_columns(
         self, columns: CheckedColumns, ack: Ack | None, create_ms: int | None, stamp: ProducerStamp | None
@@ -76,7 +76,7 @@ class AppendPipeline:
     def append_batches(self, batches: Sequence[EncodedBatch], ack: Ack | None, stamp: ProducerStamp | None) -> int:
         """Append encoded batches. With a ``stamp`` the sequence of that producer continues from batch to batch.
 
-        A batch of a Kafka client already has its producer's numbers; they are those of the stamp.
+        A batch of a Kafka client already contains producer id, epoch and sequence; ``stamp`` must repeat them.
         """
         base_offset, next_offset = self.place(batches, stamp)
         self._sync_as_asked(ack, base_offset, next_offset, stamp)
@@ -153,6 +153,7 @@ class AppendPipeline:
                 sync = page.sync.read()
                 if sync.durable_offset != log.log_end_offset or page.writing or page.failed:
                     return  # another process appended meanwhile, and will close later
-                # The page first: after a death between the two, the next append must reserve offsets again.
+                # Change the page before the checkpoint: after a crash in between, the next append must reserve offsets
+                # again.
                 handle.ledger.release_reserved_offsets(log)
                 self._syncer.advance_recovery_point(log, sync, offset_ceiling=log.log_end_offset, clean=True)

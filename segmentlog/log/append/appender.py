@@ -44,18 +44,18 @@ class ProducerAppend(Protocol):
 
     @property
     def stamp(self) -> ProducerStamp:
-        """The producer's numbers. Not transactional: a transactional batch changes the last stable offset."""
+        """Producer id, epoch and first sequence. Never transactional: a group sets no last stable offset."""
 
     @property
     def batches(self) -> Sequence[EncodedBatch]:
-        """The batches, encoded with the stamp; the sequence continues from batch to batch."""
+        """The batches, encoded with the numbers of `stamp`. Each batch continues the sequence of the one before."""
 
     count: int
     """The number of records."""
     ahead: int
-    """The number of records before it in the same write."""
+    """The number of records before these batches in the same write."""
     known_offset: int
-    """The offset at which it was appended before; -1 if it was not."""
+    """The offset at which the same batches were appended before; -1 if they were not."""
     error: BaseException | None
 
 
@@ -237,8 +237,8 @@ class Appender:
             return known_offset, known_offset + count
         if not self._handle.page.words[PRODUCERS_WORD]:
             self._record_first_producer(log, now_ms)
-        # In a transaction the last stable offset stays before the transaction's first batch, or an earlier
-        # transaction's.
+        # During a transaction the last stable offset does not advance: it is at most the first offset of the earliest
+        # open transaction.
         stable_offset = log.last_stable_offset if stamp.transactional else None
 
         def record(after: LogState) -> None:
@@ -288,15 +288,15 @@ class Appender:
         )
 
     def _may_append(self, item: ProducerAppend, now_ms: int) -> bool:
-        """Return whether a producer's batches are next.
+        """Return whether the producer's batches continue its sequence, so that they can be appended.
 
-        If not, set the item's error or the offset of the earlier append.
+        If not, set `error` of the item, or `known_offset` if the batches were appended before.
         """
         try:
             known_offset = self._states.admit(item.stamp, item.count, now_ms)
         except SegmentlogError as error:
             item.error = error
-        except OSError as error:  # raised by its fence check: it concerns this producer only
+        except OSError as error:  # raised by the fence check of this producer, so the others can append
             if is_interrupt(error):
                 raise
             try:
@@ -314,7 +314,8 @@ class Appender:
     def _record_first_producer(self, log: LogState, now_ms: int) -> None:
         """Record durably that the log has producers: from now on every recovery reads their batches.
 
-        Recovery reads no further back than this segment: earlier segments may be many, or only in the object store.
+        The snapshot at the start of the active segment keeps recovery from reading earlier segments, which may be many
+        or only in the object store.
         """
         handle = self._handle
         if log.active_base_offset:
@@ -360,9 +361,11 @@ class Appender:
         stable_offset: int | None = None,
         record: Callable[[LogState], None] | None = None,
     ) -> tuple[int, int]:
-        """Write and publish batches. ``stable_offset`` is the new last stable offset, or -1 for the new log end.
+        """Write and publish batches. Return (offset of the first record, offset after the last).
 
-        ``record`` is called with the new state. If a segment began, the folder is still locked then.
+        ``stable_offset`` is the new last stable offset; -1 for the new log end. By default the last stable offset
+        follows the log end unless a transaction is open. ``record`` is called with the new log state;
+        `Handle.folder_locked` is held during that call if the append began a segment.
         """
         handle = self._handle
         size_bytes = record_count = 0
@@ -370,7 +373,7 @@ class Appender:
             size_bytes += batch.size_bytes
             record_count += batch.last_offset_delta + 1
         next_offset = log.log_end_offset + record_count
-        if next_offset >= log.offset_ceiling:  # >=, so that a position at the log end lies below the ceiling, too
+        if next_offset >= log.offset_ceiling:  # >=, so that the log end is below the ceiling, too
             log = self._raise_ceiling(log, next_offset)
         rolls = should_roll(
             handle.config,
@@ -401,7 +404,7 @@ class Appender:
         *,
         is_one_run: bool,
     ) -> LogState:
-        """Do the second half of `_place_locked`. ``is_one_run``: all batches go to the active segment."""
+        """Write batches and publish the new log state. ``is_one_run``: all batches fit into the active segment."""
         handle = self._handle
         ledger = handle.ledger
         end = self._end
@@ -464,7 +467,10 @@ class Appender:
             return True
 
     def _raise_ceiling(self, log: LogState, next_offset: int) -> LogState:
-        """Reserve offsets durably before any of them is assigned: one fsync for a million records."""
+        """Raise the ceiling of the reserved offsets durably, before any of them is assigned.
+
+        One fsync reserves a million offsets.
+        """
         handle = self._handle
         ceiling = next_offset + OFFSET_CEILING_STEP
         if ceiling > _OFFSET_MAX or log.epoch > _EPOCH_MAX:
@@ -490,7 +496,7 @@ class Appender:
         self._handle.notify_rolled()
 
     def _reset_after_fork(self) -> None:
-        """Discard in a forked child what a thread of the parent may have half done."""
+        """Discard state in a forked child: a thread of the parent may have been changing it during the fork."""
         self._end.reset_after_fork()
         self._begun = []
         self._states = ProducerStates(self._handle)

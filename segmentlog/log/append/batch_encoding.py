@@ -113,7 +113,7 @@ def check_timestamps(timestamps: Int64Array, config: TopicConfig, now_ms: int) -
 
 
 def check_size(columns: CheckedColumns, config: TopicConfig) -> None:
-    """Raise `RecordTooLarge` if a single record exceeds a batch of its own."""
+    """Raise `RecordTooLarge` if a record is too large even for a batch that contains nothing else."""
     scratch = bytearray()
     encode_columns(scratch, columns.values, columns.keys, columns.timestamps, columns.headers, None, 0)
     if len(scratch) > config.max_message_bytes:
@@ -121,7 +121,10 @@ def check_size(columns: CheckedColumns, config: TopicConfig) -> None:
 
 
 def require_a_key(index: int, indices: tuple[int, ...] | None = None) -> InvalidRecord:
-    """Return the error for a record without a key in a topic that needs keys. ``indices``: all such records."""
+    """Return the error for the record ``index``, which lacks a key that the topic requires.
+
+    ``indices``, if given, are the indices of all records without a key.
+    """
     expected = "a key for each record: the topic is compacted (cleanup.policy) and retains the last record of each key"
     return InvalidRecord("keys", index, "None", expected, indices)
 

@@ -1,6 +1,6 @@
 """Group commit: one write and one fsync for all threads that append durably at the same time.
 
-A thread puts its records into a queue. If no thread leads, it becomes the leader. The leader takes the queue, merges
+A thread adds its records to a queue. If no thread leads, it becomes the leader. The leader takes the queue, merges
 small appends into one batch, writes, syncs and wakes the threads whose records it wrote. Then the first thread that
 queued meanwhile leads. Threads that merely queued for the sync lock reached 1.2 times one thread's rate here; this
 reaches 2 to 5 times. Batches with a producer's numbers are not merged, because each has its own numbers, but they are
@@ -13,12 +13,13 @@ An interrupt may come anywhere, also in the leader, and must not leave a thread 
   `_CommitGroup`. Each change of a group's fate is one store into the group.
 - Only the main thread runs signal handlers. While it is in `append`, or was interrupted there, a wake-up is only a
   hint. Sleeping threads then check every `POLL_INTERVAL_S`, and lead if no thread does. A leader that finds a group
-  that is not finished knows that the group's leader was interrupted.
+  that is not finished concludes that the group's leader was interrupted.
 - While the main thread is not in `append`, the others sleep without a time-out. (A wait with a time-out takes 2 us
   more, a twentieth of an append among 32 threads.) The main thread sets `_main_is_here` before it checks whether other
-  threads are there. So a thread that sleeps without a time-out queued earlier, and the main thread is the last to be
-  woken and to lead: another thread is about to lead. If the main thread leads all the same, it wakes them first.
-- An interrupted thread leaves at once and sets ``has_left``: its append is not taken any more.
+  threads are there. So every thread that sleeps without a time-out queued before the main thread. The main thread is
+  the last to be woken and to lead, so another thread is about to lead. If the main thread does lead, it first wakes
+  the others.
+- An interrupted thread leaves at once and sets ``has_left``: leaders skip its append.
 - A main thread that was interrupted does not lead on its next try while another thread waits. It wakes that thread and
   waits, too. With a signal every millisecond the main thread never finishes the repair that its own interrupted write
   made necessary. It used to take the lead again at once, every time, and no thread could append.
@@ -121,10 +122,10 @@ class _QueuedAppend:
         self.is_main = False
         self.group: _CommitGroup | None = None
         self.ahead = 0
-        """The number of records before it in its group."""
+        """The number of records before this append in its group."""
         self.count = 0
         self.error: BaseException | None = None
-        """The error of this append, as opposed to its group's."""
+        """The error of this append alone. An error of the whole group is in `group`."""
         self.has_left = False
         self.following: _QueuedAppend | None = None
         self.wake: Any = _thread.allocate_lock()
@@ -132,18 +133,18 @@ class _QueuedAppend:
 
     @property
     def is_numbered(self) -> bool:
-        """Whether it has a producer's numbers: then it is never merged with other appends."""
+        """Whether the append has a producer id, epoch and sequence. Such an append is never merged with others."""
         return self._stamp is not None
 
     @property
     def stamp(self) -> ProducerStamp:
-        """The stamp of an append with a producer's numbers."""
+        """Producer id, epoch and first sequence of the append. Only for an append with `is_numbered`."""
         assert self._stamp is not None
         return self._stamp
 
     @property
     def is_free(self) -> bool:
-        """Whether it is still to be taken into a group."""
+        """Whether the append still waits for a leader to add it to a group."""
         return not self.has_left and self.error is None and (self.group is None or self.group.is_void)
 
     @property
@@ -223,7 +224,7 @@ class GroupCommit:
                 group = mine.group  # like `_is_done`, without a call
                 if mine.error is not None or (group is not None and (group.is_synced or group.error is not None)):
                     break
-                # While an heir is about to lead, the threads just woken come back and queue for it.
+                # While the thread in `_heir` is about to lead, the other woken threads queue instead of leading.
                 if (
                     not leading.locked()
                     and (not was_woken or self._may_lead(mine))
@@ -236,7 +237,7 @@ class GroupCommit:
                     was_woken = mine.wake.acquire(True, POLL_INTERVAL_S if self._main_is_here else -1)
         except BaseException:
             mine.has_left = True
-            self._wake_next_leader()  # it may have been this thread's turn to lead
+            self._wake_next_leader()  # this thread may have been woken to lead
             raise
         finally:
             if mine.following is not None:
@@ -273,8 +274,8 @@ class GroupCommit:
         columns: CheckedColumns, config: TopicConfig, now_ms: int, stamp: ProducerStamp | None, *, is_main: bool
     ) -> _QueuedAppend:
         if stamp is None and _is_small(columns, config):
-            # An interrupt ends the wait of the main thread while another thread may be writing its records. So that
-            # thread must use neither its lists, which then belong to the caller again, nor its buffer.
+            # An interrupt ends the main thread's wait while the leader may still be writing the main thread's records.
+            # So the leader must not use the main thread's lists, which belong to the caller again, or its buffer.
             mine = _QueuedAppend(columns.part(0, len(columns.values)) if is_main else columns, [])
         else:
             scratch = bytearray() if is_main else None
@@ -294,7 +295,7 @@ class GroupCommit:
         if mine.is_main:
             for queued in list(queue):
                 wake_sleeper(queued.wake)
-        # not finished although no other thread leads: its leader was interrupted
+        # The group is unfinished although no other thread leads: its leader was interrupted.
         if group is not None and not group.is_void:
             if group.next_offset >= 0:
                 self._syncer.sync(group.next_offset)
@@ -307,8 +308,8 @@ class GroupCommit:
             if mine not in queue:
                 queue.append(mine)
         for _ in range(_GATHER_TRIES):
-            # The threads that were just woken are about to come back. Let them, instead of syncing for one thread
-            # alone.
+            # The threads of the last group are about to append again. Wait briefly for them, instead of syncing for a
+            # single thread.
             if len(queue) * 2 >= self._last_group:
                 break
             _yield_processor()
@@ -327,7 +328,7 @@ class GroupCommit:
             while queue:
                 group = queue[0].group
                 is_finished = group is not None and (group.is_synced or group.error is not None)
-                # An append that still waits for its fsync stays, so that a main thread that gives way sees it.
+                # Keep an append that waits for its fsync in the queue: a main thread that gives way wakes its thread.
                 if not is_finished and queue[0].is_unfinished:
                     break
                 queue.popleft()
@@ -357,7 +358,7 @@ class GroupCommit:
             for append in large:
                 append.group, append.ahead, append.count = group, ahead, _count_of(append.batches)
                 ahead += append.count
-            for append in numbered:  # `ahead` is known once it is known which of them may append
+            for append in numbered:  # `place` sets `ahead`, because it decides which of them may append
                 append.group, append.count = group, _count_of(append.batches)
             batches = [*batches, *(batch for append in large for batch in append.batches)]
             group.is_placing = True
@@ -373,7 +374,7 @@ class GroupCommit:
     def _encode_apart(
         small: Sequence[_QueuedAppend], config: TopicConfig, now_ms: int
     ) -> tuple[list[EncodedBatch], list[_QueuedAppend]]:
-        """Return batches for each append that can be encoded, and those appends; set the error of the others."""
+        """Encode each append separately. Return (batches, their appends), and set `error` of the other appends."""
         batches: list[EncodedBatch] = []
         good: list[_QueuedAppend] = []
         for queued in small:
@@ -391,18 +392,18 @@ class GroupCommit:
     def _wake(taken: Sequence[_QueuedAppend], mine: _QueuedAppend) -> None:
         """Wake one thread, which wakes the next.
 
-        Each wakes the other core once, where one thread waking all would block it.
+        So each thread wakes one other core once. A single thread that wakes all others would block them meanwhile.
         """
         others = [queued for queued in taken if queued is not mine and not queued.has_left]
         if len(others) > 1 and any(queued.is_main for queued in others):
-            others.sort(key=lambda queued: queued.is_main)  # last: no other thread's wake-up depends on it
+            others.sort(key=lambda queued: queued.is_main)  # main thread last: it may not pass the wake-up on
         for queued, following in pairwise(others):
             queued.following = following
         if others:
             wake_sleeper(others[0].wake)
 
     def _wake_next_leader(self) -> None:
-        """Wake the first waiting thread to lead, unless a thread other than the main thread leads."""
+        """Wake the first waiting thread, so that it leads. Do nothing if a thread other than the main thread leads."""
         if self._queue and (self._main_is_here or not self._leading.locked()):
             if self._wake_other_leader():
                 return
@@ -417,7 +418,7 @@ def _count_of(batches: Sequence[EncodedBatch]) -> int:
 
 
 def _first_of_each_producer(waiting: Sequence[_QueuedAppend]) -> list[_QueuedAppend]:
-    """Return the first append of each producer. Whether its next append follows is known only after that."""
+    """Return the first append of each producer. Its next append can be checked only after the first is appended."""
     first: dict[int, _QueuedAppend] = {}
     for append in waiting:
         if append.is_numbered:

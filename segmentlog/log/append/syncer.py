@@ -106,7 +106,7 @@ class Syncer:
         """
         handle = self._handle
         epoch = handle.page.log.read().epoch
-        # a new range comes with a new epoch, and is in the checkpoint before the page shows the epoch
+        # A new lost range has a new epoch, and is in the checkpoint before the state page shows that epoch.
         if self._lost[0] != epoch:
             with handle.folder_locked():
                 self._lost = (epoch, handle.ledger.checkpoint().lost_ranges)
@@ -136,7 +136,7 @@ class Syncer:
             if is_open:
                 handle.fs.fdatasync(self._fd)
             else:
-                with handle.folder_locked():  # else the files of another log could be synced instead
+                with handle.folder_locked():  # the folder's name may have another log now
                     self._sync_files(log, sync)
         except OSError as error:
             if not is_from_a_call(error):
@@ -221,9 +221,9 @@ class Syncer:
     def _write_recovery_point_locked(self, log: LogState, sync: SyncState, **changes: object) -> None:
         handle = self._handle
         if sync.synced_base_offset != log.active_base_offset:
-            # The log rolled since, when every record was durable. But the truncation of the sealed file and the name of
-            # the next segment are not. Preallocated space that returns after a power cut would be damage below the
-            # recovery point.
+            # The log rolled after every record was durable. But the truncation of the sealed file and the name of the
+            # next segment are not durable yet. A power cut could give the file its preallocated space back, which a
+            # recovery would take for damage below the recovery point.
             sync = self.sync_all(handle.page.log.read(), sync)
         try:
             handle.ledger.advance_recovery_point(log, sync, **changes)
@@ -273,7 +273,7 @@ class Syncer:
 
     def _close(self) -> None:
         close_file = self._handle.fs.close
-        fd, self._fd, self._key = self._fd, -1, (-1, -1)  # before closing: the number may then belong to another file
+        fd, self._fd, self._key = self._fd, -1, (-1, -1)  # before closing, which frees the number for another file
         if fd >= 0:
             try:
                 close_file(fd)

@@ -1,4 +1,4 @@
-"""Wait for the shipper: until records are in the object store, or until more offsets are granted."""
+"""Wait until the shipper has uploaded records to the object store, or has granted more offsets."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ def wait_shipped(handle: Handle, base_offset: int, next_offset: int) -> None:
 def wait_granted(handle: Handle, ceiling: int, *, at_once: bool) -> bool:
     """Request offsets from ``ceiling`` on, and wait until they are granted. Return whether they are.
 
-    Return False if no process ships, if the grant takes too long, or, with ``at_once``, if it is not there already.
+    Return False if no process ships the store, or if the grant takes too long. With ``at_once`` only request the
+    offsets, and return False.
     """
     signals = handle.ship_signals
     if signals is None or not signals.is_shipping:

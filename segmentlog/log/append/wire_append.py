@@ -37,7 +37,7 @@ SMALL_STORED_BYTES: Final = 64 * KIB
 SMALL_RAW_BYTES: Final = 256 * KIB
 """A compressed batch of at most this size, stored and decompressed, is checked without ``unpacking``.
 
-It takes no more memory and time than an uncompressed batch, unless a slow codec has to compress it again.
+Such a batch takes no more memory and time than an uncompressed batch, unless a slow codec must compress it again.
 """
 
 

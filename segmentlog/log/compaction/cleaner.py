@@ -1,4 +1,4 @@
-"""Compact a partition: when it is due, which process may do it, and what must be on disk before."""
+"""Compact a partition: decide when it is due, take the lease, and sync what the removals rely on."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from segmentlog.records import CompactionReport, SegmentInfo
 
 
 class Cleaner:
-    """Compacts one partition, one pass at a time by the lease. Thread-safe."""
+    """Compacts one partition. The lease allows one pass at a time, in any process. Thread-safe."""
 
     def __init__(self, handle: Handle, syncer: Syncer, catalogs: SegmentCatalogs, lease: CleanerLease) -> None:
         self._handle = handle
@@ -100,7 +100,7 @@ class Cleaner:
                 self._lease.write_note(replace(self._lease.read_note(), uncleanable=why))
 
     def _finish_passes(self) -> None:
-        """Complete or delete what a process left that died in a compaction pass."""
+        """Complete or delete the segment copies of a process that died during a compaction pass."""
         handle = self._handle
         if any(map(parse_copy_name, handle.fs.listdir(handle.folder))):
             with handle.append_locked():

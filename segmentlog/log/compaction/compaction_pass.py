@@ -1,6 +1,6 @@
 """One pass of the cleaner: copy the records that stay, and replace segments by the copies.
 
-    fill    put the keys of the dirty section into an offset map, as far as it has room (`survivors`)
+    fill    add the keys of the dirty section to an offset map until the map is full (`survivors`)
     weigh   decide for each segment which records stay; nothing to do if all do
     copy    copy the records that stay to a new file (`segment_copy`)
     swap    replace the segments by the copy (`swap`), oldest segments first
@@ -61,7 +61,7 @@ class _BatchVerdict(msgspec.Struct):
 
 
 class _Totals(msgspec.Struct):
-    """The counts of a `CompactionReport`, up to the current map."""
+    """The counts of a `CompactionReport` over all offset maps that the compaction pass has used so far."""
 
     records_before: int = 0
     records_after: int = 0
@@ -77,7 +77,10 @@ class _Totals(msgspec.Struct):
     bytes_written: int = 0
 
     def add_earlier(self, before: _Totals, survivors: Survivors, *, first: bool) -> None:
-        """Make these the counts of all maps: from the state before the first map to the state after this one."""
+        """Add the counts of the earlier offset maps to the counts of this map.
+
+        The totals before compaction come from the first map, the totals after compaction from this map.
+        """
         self.tombstones_removed += survivors.tombstone_count + before.tombstones_removed
         self.expired += survivors.expired_count + before.expired
         self.keyless += survivors.keyless_count + before.keyless
@@ -115,7 +118,7 @@ class CompactionPass:
         self._survivors: Survivors  # a new one for each map
         self._totals = _Totals()
         self._weighed_before: dict[tuple[int, int], Flags] = {}
-        """In a dry run with several maps: what the earlier maps did not keep, by segment and position."""
+        """For a dry run with several maps: the records that all earlier maps keep, by segment and byte position."""
         self._unreadable: dict[int, UnreadableBatch] = {}
         """Batches whose records do not decode, by base offset."""
 
@@ -160,13 +163,13 @@ class CompactionPass:
         return CompactionReport(handle.topic, handle.partition, dirty_offset, passes, seconds=seconds, **counts)
 
     def _remaining(self, end: int) -> tuple[list[SegmentInfo], int]:
-        """Return (the segments as they are now, where compaction ends)."""
+        """Return (the segments that can be compacted now, the offset at which compaction ends)."""
         plan = self._plan()
         end = min(end, plan.end_offset)  # less than before if a setting changed, or a marker was truncated
         return [segment for segment in plan.segments if segment.base_offset < end], end
 
     def _clean(self, segments: Sequence[SegmentInfo]) -> bool:
-        """Do everything for one map. Return False if another process trimmed or truncated the log meanwhile."""
+        """Fill one offset map and compact with it. Return False if another process trimmed or truncated the log."""
         log, survivors = self._handle.page.log.read(), self._survivors
         try:
             survivors.fill(self._batches_from(segments, survivors.dirty_offset))
@@ -182,7 +185,7 @@ class CompactionPass:
             page = self._handle.page
             now = page.log.read()
             is_changed = (now.log_start_offset, now.epoch) != (log.log_start_offset, log.epoch)
-            if is_changed or page.writing == REWRITING:  # or a segment has other batches now than when it was weighed
+            if is_changed or page.writing == REWRITING:  # or the segment's batches changed after they were weighed
                 return False
             if isinstance(error, CorruptBatch):
                 raise
@@ -190,7 +193,7 @@ class CompactionPass:
             raise CorruptBatch(str(error.filename), 0, "a segment file", "none") from None
 
     def _announce(self, offset: int) -> None:
-        """Record up to where records may be missing from now on, before removing the first of them."""
+        """Record in the checkpoint that records below ``offset`` may be missing, before the first record is removed."""
         handle = self._handle
         with handle.sync_locked():
             handle.ledger.announce_compaction(offset)
@@ -272,7 +275,7 @@ class CompactionPass:
         return weighed
 
     def _with_earlier_maps(self, batch_key: tuple[int, int], kept: Flags | None) -> Flags | None:
-        """Leave out what earlier maps of a dry run did not keep, because a dry run removes nothing between its maps."""
+        """Exclude the records that earlier maps of a dry run would have removed: the segments still contain them."""
         before = self._weighed_before.get(batch_key)
         if before is not None:
             kept = before if kept is None else kept & before

@@ -1,8 +1,8 @@
 """Write the compacted copy of segments: the remaining records, in batches without gaps between them.
 
 A batch whose records all stay is copied unchanged. A batch in Kafka's format keeps that format. The remaining records
-of other batches are decoded and joined to batches of about 64 KiB: else a thousand batches with a few survivors each
-would stay a thousand batches.
+of other batches are decoded and joined to batches of about 64 KiB. Otherwise a thousand batches with a few remaining
+records each would stay a thousand batches.
 
 Each batch extends to the start of the next, so that every offset of the copy is in exactly one batch. A batch without
 records fills a gap in two places only: before the first batch, and after a producer's batch, whose end must not change.
@@ -168,7 +168,7 @@ class SegmentCopy:
             if made.size_bytes - HEADER_SIZE > self._batch_limit:
                 if header.producer_id < 0:
                     return False
-                # a producer's batch is not split: all of it stays until its numbers are removed
+                # A producer's batch is not split: all its records stay until compaction removes its producer's numbers.
                 made = stored_wire_batch(header, payload)
         self._flush_pending()
         self._hold(header.base_offset, header.partition_epoch, made)
@@ -214,7 +214,10 @@ class SegmentCopy:
     # ------------------------------------------------------------ output
 
     def _flush_pending(self, producer: BatchHeader | None = None) -> None:
-        """Make a batch of the gathered records. With ``producer``, give it the extent and numbers of that batch."""
+        """Write the pending records as a batch.
+
+        With ``producer``, give the batch the offset range, producer id, epoch and sequence of that header.
+        """
         pending, self._pending = self._pending, None
         if pending is None:
             return
@@ -223,8 +226,8 @@ class SegmentCopy:
         offsets, timestamps = np.concatenate(pending.offsets), np.concatenate(pending.timestamps)
         try:
             self._join(pending, keys, values, pending.headers, offsets, timestamps, producer)
-        except RecordTooLarge:  # offsets and horizons take room that they did not take before
-            if producer is not None:  # its extent must stay one batch
+        except RecordTooLarge:  # explicit offsets and delete horizons have enlarged the batch
+            if producer is not None:  # a producer's batch must not be split
                 raise
             decoded = decode_blobs(memoryview(keys), count), decode_blobs(memoryview(values), count)
             self._join_part(pending, decoded, offsets, timestamps, slice(0, count))
@@ -237,9 +240,9 @@ class SegmentCopy:
         timestamps: Int64Array,
         part: slice,
     ) -> None:
-        """Make batches of some records, halving until they fit.
+        """Write the records of ``part`` as batches, halving the part until each batch is below the limit.
 
-        A single record without room for a horizon gets none.
+        A single record that exceeds the limit only with its delete horizon is written without the horizon.
         """
         keys, values = (array_of(items[part]) for items in decoded)
         headers, count = pending.headers[part], part.stop - part.start
@@ -286,7 +289,7 @@ class SegmentCopy:
         self._hold(base, pending.epoch, batch)
 
     def _hold(self, base: int, epoch: int, batch: tuple[BatchHeader, Buffer] | EncodedBatch) -> None:
-        """Extend the held batch up to this one, write it, and hold this one."""
+        """Write the held batch, extended to the start of ``batch``, and hold ``batch``."""
         self._write_held(base)
         if self._next_offset < base:
             self._fill(base, epoch)
@@ -362,9 +365,9 @@ class SegmentCopy:
 
 
 def _table_of(column: memoryview, count: int) -> Table | None:
-    """Return the items as rows if they can be.
+    """Return the items as rows if they can be converted.
 
-    The error of a malformed column is left to the batch, which names itself.
+    For a malformed column raise nothing here: the batch raises an error later, with its own offsets.
     """
     with contextlib.suppress(MalformedColumn):
         return as_table(column, count)

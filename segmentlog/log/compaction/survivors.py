@@ -27,7 +27,7 @@ from segmentlog.policy.expiry import NEVER, expiry_times
 from segmentlog.policy.offset_map import OffsetMap
 
 UNDECIDED = -1
-"""Stands for a delete horizon: there may be tombstones among the records, which get no horizon yet."""
+"""Placeholder for a delete horizon: the records may include tombstones, but those get no horizon in this pass."""
 
 _NOWHERE = 2**63
 _DUE_AGAIN_MS = 60_000
@@ -51,7 +51,7 @@ class Survivors:
         self.decided = decided
         self.dirty_offset = dirty_offset
         self.map_end = end
-        """Records below it are covered: their keys are in the map, or they are below ``dirty_offset``."""
+        """Records below this offset have their keys in the map, or are in the clean section."""
         self.due_ms = 0
         """When a record that is kept now may be removed; 0 for never."""
         self.expired_count = self.tombstone_count = 0
@@ -76,7 +76,7 @@ class Survivors:
     # ------------------------------------------------------------ the map
 
     def fill(self, batches: Iterator[RecordBatch]) -> None:
-        """Put the keys of the batches from ``dirty_offset`` on into the map, as far as it has room: up to `map_end`."""
+        """Add the keys of the batches from ``dirty_offset`` on to the map until it is full. Set `map_end`."""
         keyless = []
         for batch in batches:
             if batch.header.base_offset >= self.map_end:
@@ -102,7 +102,7 @@ class Survivors:
 
     @property
     def needs_clean_section(self) -> bool:
-        """Whether `add_clean_section` must be called: if several records of a key stay, older ones are counted."""
+        """Whether `add_clean_section` must be called: if several records of a key stay, clean records count, too."""
         return self._keep_last > 1 and self.dirty_offset > self._log_start
 
     def add_clean_section(self, batches: Iterator[RecordBatch]) -> None:
@@ -120,7 +120,7 @@ class Survivors:
         self._superseded = self._map.superseded()
 
     def _holds_nothing(self, header: BatchHeader) -> bool:
-        """Return whether no record of the batch counts: it is empty, or it was aborted."""
+        """Return whether no record of the batch supersedes another: the batch is empty, or it was aborted."""
         return bool(header.attributes & CONTROL) or not header.record_count or self.decided.is_aborted(header)
 
     def reads(self, batch: RecordBatch) -> bool:
@@ -148,7 +148,7 @@ class Survivors:
     def _dead_among(self, batch: RecordBatch) -> Flags:
         """Return the tombstones and expired records.
 
-        Older records of their keys go, whatever `compaction.keep.last` says.
+        Compaction removes all older records of their keys, whatever `compaction.keep.last` is.
         """
         dead = tombstones_among(batch)
         expired = self._expired_among(batch)
@@ -165,7 +165,7 @@ class Survivors:
         return ends_ms <= self._now_ms if len(later) < len(ends_ms) else None
 
     def add_due_time(self, at_ms: int) -> None:
-        """Record that a kept record may be removed at ``at_ms``, but not sooner than another pass is worth it."""
+        """Record that a kept record may be removed at ``at_ms``, or after the minimum time between passes."""
         at_ms = max(at_ms, self._now_ms + _DUE_AGAIN_MS)
         self.due_ms = at_ms if not self.due_ms else min(self.due_ms, at_ms)
 
@@ -198,14 +198,14 @@ class Survivors:
             kept &= batch.offsets >= self._log_start
         expired = self._expired_among(batch)
         if expired is not None:
-            # an expired record after the map may still have older records that no map has covered
+            # Keep an expired record after the end of the map: older records of its key may not be in any map yet.
             expired &= batch.offsets < self.map_end
             self.expired_count += int(np.count_nonzero(expired & kept))
             kept &= ~expired
         return None if kept.all() else kept
 
     def _kept_of_mixed(self, batch: RecordBatch) -> Flags:
-        """Do the same for a batch in the clean section, after the map's end, or across a border."""
+        """Decide as `kept_of` by keys, for a batch in the clean section, after `map_end`, or across either border."""
         offsets = batch.offsets
         kept: Flags = offsets >= self.map_end
         inside = (offsets >= self.dirty_offset) & ~kept
@@ -232,7 +232,7 @@ class Survivors:
         if not self.reads(batch):
             return kept, None
         if header.next_offset > self.map_end:
-            return kept, UNDECIDED  # its tombstones may have older records that no map has covered
+            return kept, UNDECIDED  # older records of its keys may not be in any map yet
         if not batch.values_may_be_null():
             return kept, None
         nulls = tombstones_among(batch)

@@ -2,8 +2,8 @@
 
 aborted records    are removed
 committed records  stay, and become records outside a transaction: their producer's numbers are removed
-a producer's last  batch keeps its numbers, even without records: a reload continues counting from there
-markers            are removed once an earlier pass has dealt with everything that they decide
+a producer's last  batch keeps the numbers, even without records: a process that loads the log continues the sequence
+markers            are removed once an earlier pass has removed or stripped every batch that they decide
 """
 
 from __future__ import annotations
@@ -52,9 +52,10 @@ class TransactionOutcomes:
         return header.producer_id >= 0 and not header.attributes & CONTROL and not self.is_protected(header)
 
     def may_drop_marker(self, header: BatchHeader, payload: memoryview, cleaned_offset: int) -> bool:
-        """Return whether nothing depends on a marker any more: an earlier pass removed or stripped what it decided.
+        """Return whether a marker can be removed: an earlier pass removed or stripped all batches that it decides.
 
-        Not the same pass: a reader may have opened the old files, and look for markers in the new ones.
+        The pass that removes those batches must keep the marker: a reader may have opened the old segments, and search
+        for markers in the new ones.
         """
         if header.next_offset > cleaned_offset:
             return False
@@ -70,6 +71,6 @@ class TransactionOutcomes:
 
 
 def stripped(header: BatchHeader) -> BatchHeader:
-    """Return the header without the numbers of its producer."""
+    """Return the header without producer id, epoch and sequence, and outside any transaction."""
     attributes = header.attributes & ~TRANSACTIONAL
     return replace(header, attributes=attributes, producer_id=-1, producer_epoch=-1, base_sequence=-1)

@@ -45,7 +45,7 @@ class OpenSegment:
 
 
 def _no_batches(position: int) -> Iterator[tuple[int, int]]:
-    """Return no batches: an index that is being built does not know any after the damage."""
+    """Return no batches: an index under construction has no entries after the damage."""
     return iter(())
 
 
@@ -128,7 +128,7 @@ class OpenSegments:
         return self._handle.segment_context(base, end_offset, known or segment.index.batches_after)
 
     def known_batches(self, base: int) -> KnownBatches | None:
-        """Return the batches in the index in memory, which may know more than its file; None if it is not open."""
+        """Return the batches in the index in memory, which may be ahead of the index file; None if it is not open."""
         with self._mutex:
             segment = self._open.get(base)
         return None if segment is None else segment.index.batches_after
@@ -159,7 +159,7 @@ class OpenSegments:
     def add_verified(self, segment: OpenSegment, epoch: int, run: WireRun) -> None:
         """Cache the positions of verified batches, and drop those of the least recently used segments.
 
-        A partition may use what other partitions leave free, or its own share of the limit.
+        A partition may always cache its own share of the limit, and more while other partitions cache less.
         """
         most = _CHECKED_IN_PROCESS // len(_in_process)
         # below half the share, the other partitions need not be counted

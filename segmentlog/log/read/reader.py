@@ -76,7 +76,7 @@ class Reader:
                 raise OffsetOutOfRange(self._handle.log_name, offset, log.log_start_offset, log.log_end_offset)
             bases = self._handle.segments(log, offset)
             at = bisect_right(bases, offset) - 1
-            if at < 0:  # the segments that contained it are deleted
+            if at < 0:  # the segments that contained the offset are deleted
                 offset = self._offset_after_gap(offset, bases[0] if bases else log.log_end_offset, log, on_skip)
                 continue
             next_base = bases[at + 1] if at + 1 < len(bases) else log.log_end_offset
@@ -215,13 +215,13 @@ class Reader:
         """
         handle = self._handle
         page = handle.page
-        if handle.read_only:  # it cannot wait for the lock
+        if handle.read_only:  # a read-only handle cannot wait for the append lock
             handle.check_in_place()
             if page.writing == REWRITING or any(map(parse_copy_name, handle.fs.listdir(handle.folder))):
                 time.sleep(_REWRITE_WAIT_S)
         else:
-            with handle.append_locked():  # a process that replaces segments holds it
-                finish_interrupted_append(handle)  # complete what a dead process left
+            with handle.append_locked():  # a process that replaces segments holds this lock
+                finish_interrupted_append(handle)  # complete the change of a process that died
                 finish_swaps(handle)
         if page.log.read().generation != log.generation:
             raise _Outdated
@@ -303,7 +303,7 @@ class Reader:
     def offset_for_timestamp(self, timestamp: int, bound: int) -> int | None:
         """Return the offset of the first record at or after ``timestamp`` and below ``bound``; None if there is none.
 
-        First in the order of offsets: timestamps need not ascend.
+        The result is the lowest such offset: timestamps need not ascend.
         """
         while True:
             with contextlib.suppress(_Outdated):

@@ -71,7 +71,7 @@ class VerifiedBatches:
         is_small = run.batch_count < _FEWEST and run.sizes[-1] < _LEAST_BYTES
         if is_small and before is None:
             return
-        # Keep runs small against the limit, so that the run used last is not dropped with the others.
+        # Keep each run small relative to the limit, so that dropping the oldest runs never drops the newest.
         most = min(_JOINED_SMALL_MAX if is_small else _JOINED_MAX, count_max // 4)
         if before is not None and before.batch_count + run.batch_count <= most:
             self._drop(before)

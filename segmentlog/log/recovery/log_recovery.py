@@ -66,7 +66,7 @@ class _LogScan(msgspec.Struct):
         """Decide where the log resumes."""
         checkpoint, bases, seen_offset = self.checkpoint, self.bases, self.tail.end_offset
         if bases and (checkpoint is None or self.slot_damaged or bases[-1] > checkpoint.offset_ceiling):
-            seen_offset = max(seen_offset, bases[-1])  # the offset in a file's name was assigned, too
+            seen_offset = max(seen_offset, bases[-1])  # a segment's base offset was assigned, too
         return decide(
             checkpoint,
             slot_damaged=self.slot_damaged,
@@ -150,7 +150,10 @@ def _verdict_name(found: _LogScan, verdict: RecoveryVerdict) -> str:
 
 
 def _lost_range(handle: Handle, found: _LogScan, verdict: RecoveryVerdict) -> LostRange | None:
-    """Return the lost range; the one that a truncation announced in the checkpoint, if it is the same."""
+    """Return the range of offsets that this recovery gives up, if any.
+
+    If a truncation already recorded the same range in the checkpoint, return that one.
+    """
     end_offset = found.tail.end_offset
     if verdict.resume_offset == end_offset:
         return None
@@ -166,10 +169,10 @@ def _lost_range(handle: Handle, found: _LogScan, verdict: RecoveryVerdict) -> Lo
 def _show_recovered(handle: Handle, page: StatePage, found: _LogScan, report: RecoveryReport) -> _Recovered:
     """Return the log for a reader that must not change it: everything up to its recovered end."""
     tail = found.tail
-    end_offset = max(tail.end_offset, report.log_start_offset)  # everything left may be trimmed
+    end_offset = max(tail.end_offset, report.log_start_offset)  # a trim may have removed every remaining record
     position = tail.position
     if tail.split is not None:
-        position += tail.split.header.size_bytes  # readers show its records below the end
+        position += tail.split.header.size_bytes  # readers return only its records below the log end
     report = replace(report, log_end_offset=end_offset)
     log = _log_state(handle, page, report, tail.base, position)
     return _with_stable_offset(handle, report, log, found, found.known, found.bases)
@@ -181,7 +184,7 @@ def _apply_recovery(handle: Handle, page: StatePage, found: _LogScan, report: Re
     known = found.known
     if found.is_unsure:
         known = _record_resume_offset(handle, found, report)
-    quarantine = page.writing != REWRITING  # not for records that a user truncates
+    quarantine = page.writing != REWRITING  # no quarantine for records that a user truncated
     rewrite = found.before is not None
     truncated_bytes, kept = truncate_after(handle, found.bases, tail, copy=rewrite, quarantine=quarantine)
     make_durable(handle, tail.whole, rewrite=rewrite)
@@ -201,7 +204,7 @@ def _apply_recovery(handle: Handle, page: StatePage, found: _LogScan, report: Re
     is_left_empty = tail.position == 0 and tail.appendable and active_base != tail.base
     if is_left_empty and (_has_snapshot(handle, active_base) or not _has_snapshot(handle, tail.base)):
         deleted = [*deleted, tail.base]
-    for base in deleted:  # only now: the old checkpoint may name it
+    for base in deleted:  # only after the new checkpoint: the old one may name it
         remove_segment(handle, base)
     return recovered
 
@@ -259,7 +262,10 @@ def _has_snapshot(handle: Handle, base: int) -> bool:
 
 
 def _generation_after(page: StatePage) -> int:
-    """Return a generation that no process has seen: without mount ids and marks others may be using this page."""
+    """Return a generation that no process has seen.
+
+    Without mount ids and inode marks, other processes may be using this page.
+    """
     try:
         return page.log.read().generation + 1 & _GENERATION_MASK
     except StateDamaged:

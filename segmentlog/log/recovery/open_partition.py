@@ -78,7 +78,8 @@ def _refuse_damage(handle: Handle) -> None:
 
 def map_page(handle: Handle) -> StatePage:
     """Map the state page of a partition with open files, whatever it contains. Raises OSError, `DiskFull`."""
-    # Use a separate descriptor: the map keeps the open file, and any lock on it, alive in a forked child, too.
+    # Map through a separate descriptor. A forked child inherits the map, which keeps the open file alive, and with it
+    # every flock of that descriptor.
     try:
         # Mapping may lock the file briefly.
         with opened_lockable(handle.fs, f"{handle.folder}/{STATE_FILE}", os.O_RDWR) as fd:
@@ -121,7 +122,7 @@ def _live_report(page: StatePage) -> RecoveryReport:
 
 
 def finish_interrupted_append(handle: Handle) -> None:
-    """Complete what a process left that died with the append lock.
+    """Complete the change of a process that died while it held the append lock.
 
     The caller holds that lock, and not the sync lock.
     """
@@ -154,7 +155,7 @@ def _cut_torn_tail(handle: Handle) -> RecoveryReport:
         if base < log.active_base_offset:
             continue
         start = log.end_position if base == log.active_base_offset else 0
-        with failures_ignored():  # no room for a copy, and the bytes were never acknowledged
+        with failures_ignored():  # the disk is too full for a copy, and the bytes were never acknowledged
             size, path = quarantine_tail(handle, base, start, "torn")
             truncated += size
             kept = path or kept
@@ -188,7 +189,7 @@ def _open_read_only(handle: Handle) -> RecoveryReport:
 
 
 def find_live_page(handle: Handle) -> StatePage | None:
-    """Return the page that the processes share that have, or had since boot, the log open for writing; or None."""
+    """Return the state page of the processes that have opened the log for writing since boot; None if there is none."""
     with (
         contextlib.suppress(FileNotFoundError),
         opened(handle.fs, f"{handle.folder}/{STATE_FILE}", os.O_RDONLY | os.O_CLOEXEC) as fd,

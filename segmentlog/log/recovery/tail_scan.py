@@ -1,4 +1,4 @@
-"""Find where a log ends that must be recovered: scan from the recovery point to the first incomplete batch."""
+"""Find the end of a log during recovery: scan from the recovery point to the first incomplete batch."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ class LogTail(msgspec.Struct):
     """The result of the scan above the recovery point."""
 
     base: int  # base offset of the segment in which the log ends
-    position: int  # the position in it
+    position: int  # byte position in that segment
     end_offset: int
     last_epoch: int
-    appendable: bool  # the segment is complete up to there
-    torn: str  # why the scan ended; "" if at the end of what was written
+    appendable: bool  # whether the segment is complete up to that position
+    torn: str  # why the scan ended; "" if it reached the end of the written bytes
     scanned_bytes: int = 0
     split: RecordBatch | None = None  # a batch that a truncation cuts in two
     gaps: tuple[LostRange, ...] = ()  # lost ranges that are not in a checkpoint
-    stale: tuple[int, ...] = ()  # segments whose offsets are also in others
-    whole: tuple[tuple[int, int], ...] = ()  # the complete segments before it, with their end positions
+    stale: tuple[int, ...] = ()  # segments whose offsets are in other segments, or lost
+    whole: tuple[tuple[int, int], ...] = ()  # (base offset, end position) of complete segments before it
 
 
 def scan_tail(handle: Handle, checkpoint: Checkpoint | None, bases: Sequence[int]) -> LogTail:
@@ -47,7 +47,7 @@ def scan_tail(handle: Handle, checkpoint: Checkpoint | None, bases: Sequence[int
             continue
         given_up = any(lost.base_offset < base < lost.end_offset for lost in (*known.lost_ranges, *tail.gaps))
         if tail.base < base and (base < tail.end_offset or given_up):
-            # Its offsets are in the segment before it, or were lost: a deleted file that came back after a crash.
+            # The file was deleted, and came back after a crash: its offsets are in the segment before it, or lost.
             tail.stale = (*tail.stale, base)
             continue
         if base > tail.base:
@@ -61,7 +61,7 @@ def scan_tail(handle: Handle, checkpoint: Checkpoint | None, bases: Sequence[int
             tail.base, tail.position, tail.end_offset, tail.appendable = base, 0, base, True
         mapped = MappedSegment(handle.fs, handle.folder, base)
         if len(mapped.view) < tail.position:
-            # Shorter than what was durable: damage, which reading reports. Nothing is appended to the segment.
+            # The file lacks bytes that were durable: readers report this damage. The segment gets no more appends.
             tail.torn, tail.appendable = f"{mapped.path}, which lacks bytes below the recovery point", False
             tail.base, tail.position = base, len(mapped.view)
             break

@@ -1,6 +1,6 @@
 """Make the files end where the recovered log ends: remove what follows, sync what precedes.
 
-None of this changes where another scan would end. So a recovery that dies in between can be repeated.
+None of these steps changes where another scan would end. So an interrupted recovery can be repeated.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ def truncate_after(
         else:
             truncate_durably(handle.fs, handle.folder, tail.base, tail.position)
         for suffix in CACHE_SUFFIXES:
-            with contextlib.suppress(FileNotFoundError):  # rebuilt from the log when next needed
+            with contextlib.suppress(FileNotFoundError):  # rebuilt from the log on next use
                 handle.fs.unlink(segment_stem(handle.folder, tail.base) + suffix)
     return truncated, kept
 
 
 def make_durable(handle: Handle, whole: Sequence[tuple[int, int]], *, rewrite: bool) -> None:
-    """Sync the complete segments above the recovery point; rewrite them if an fsync of theirs may have failed.
+    """Sync the complete segments above the recovery point. With ``rewrite`` their fsync may have failed: copy them.
 
     Space after the end of a segment, preallocated by an interrupted roll, is cut off.
     """

@@ -7,7 +7,7 @@ unless the caller asks for its removal.
 Other processes may have the partition open during a repair. They wait for the append lock and continue afterwards. The
 log is then in a new epoch and a new generation, so that they list the folder again; their maps stay valid.
 
-    tail      log not live: cut out what the recovery would take for the end of the log, and recover
+    tail      if no process has the log open: cut out damage that a recovery would take for the log end, and recover
     roll      begin a new segment, so that no append or recovery touches a damaged one
     announce  write the lost ranges and the new epoch into the checkpoint
     replace   for each damaged segment: copy bytes to quarantine, write a copy without them, rename it
@@ -162,7 +162,7 @@ def _append_locked_within(handle: Handle, timeout_s: float) -> Iterator[None]:
 
 
 def _repair_tail(handle: Handle, found: PartitionFindings, report: RepairReport) -> list[str]:
-    """Cut out damage above the recovery point that has intact batches after it, which a recovery would drop."""
+    """Cut out damage above the recovery point, because a recovery would drop the intact batches after it."""
     if not (report.lost or report.cuts or report.checkpoint):
         return []
     checkpoint = rebuilt_checkpoint(found, report.lost)
@@ -178,7 +178,7 @@ def _repair_tail(handle: Handle, found: PartitionFindings, report: RepairReport)
 
 
 def _repair_live(handle: Handle, found: PartitionFindings) -> list[str]:
-    """Roll, announce, replace, publish. The caller holds both locks. Return the files in quarantine."""
+    """Repair a live log: roll, announce, replace, publish. Return the quarantine files. The caller holds both locks."""
     ledger, page = handle.ledger, handle.page
     log = page.log.read()
     lost = list(new_ranges(found, next_epoch(found), handle.clock.now_ms()))
@@ -231,10 +231,10 @@ def _roll(handle: Handle, log: LogState) -> LogState:
 
 
 def _snapshot_decisions(handle: Handle, log: LogState) -> LogState:
-    """Write a producer snapshot before markers are cut out. Return the state with the last stable offset.
+    """Write a producer snapshot before markers are cut out. Return the log state with the last stable offset.
 
-    A transaction that began below the last stable offset was decided, even if its marker is unreadable. The snapshot of
-    the new segment records that once the log no longer does.
+    A transaction that began below the last stable offset was decided, even if its marker is unreadable. After damaged
+    markers are cut out, only the snapshot of the new segment records these decisions.
     """
     states = ProducerStates(handle)
     states.load(log, list(handle.segments(log)))

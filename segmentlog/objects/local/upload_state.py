@@ -128,7 +128,7 @@ class UploadStates:
             state.objects.drop_keys(deleted)
 
     def unstage_all(self) -> None:
-        """Upload withheld chunks again: they continued another manifest than the current one."""
+        """Upload withheld chunks again, because they continue a manifest that is not the current one."""
         for state in self.by_key.values():
             state.objects.unstage()
 

@@ -1,9 +1,9 @@
 """Uploaded objects of a partition that still match its local files.
 
 segments    matched by the stamp of the file (inode, size, time), or by content if the stamp is unknown or different
-chunks      matched by content, once for each version of the log
+chunks      matched by content; matches stay valid until a truncation, compaction or eviction changes the log's version
 snapshots   producer snapshots, by the base offset of their segment
-staged      withheld chunks: uploaded, but not in any manifest yet
+staged      withheld chunks: uploaded, but in no manifest until all parts of their transactions are uploaded
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ UploadedSegment = tuple[tuple[int, int, int], ShippedSegment]
 
 
 class UploadedObjects:
-    """Uploaded objects of one partition that still match. ``before``: those of the partition before it was reopened.
+    """Uploaded objects of one partition that match its local files. An object that stops matching becomes an orphan.
 
-    An object that stops matching becomes an orphan.
+    ``before`` is the instance for the same partition before the store closed and reopened it.
     """
 
     def __init__(self, local: LocalPartition, orphans: Orphans, before: UploadedObjects | None = None) -> None:
@@ -35,7 +35,10 @@ class UploadedObjects:
         self.snapshots: dict[int, Snapshot] = {} if before is None else before.snapshots
         """By the base offset of their segment."""
         self.staged: tuple[Chunk, ...] | None = None if before is None else before.staged
-        """The chunks to continue from instead of the manifest's; None if nothing is withheld."""
+        """All chunks of the partition, if some are withheld: the next upload continues after these.
+
+        Otherwise None, and the next upload continues after the manifest's chunks.
+        """
         self._unchanged: set[Chunk] = set()
         """Chunks whose bytes match the segment files in version ``_compared`` of the log."""
         self._compared: tuple[int, int] | None = None
@@ -113,7 +116,7 @@ class UploadedObjects:
     # ------------------------------------------------------------ chunks
 
     def unchanged_chunks(self, log: LocalLog, chunks: Iterable[Chunk]) -> set[Chunk]:
-        """Return those of the chunks whose bytes match the segment files."""
+        """Return the subset of ``chunks`` whose bytes match the segment files."""
         known = self._unchanged if self._compared == log.version else set()
         self._compared = log.version
         self._unchanged = {chunk for chunk in chunks if chunk in known or self._local.contains_chunk(chunk)}
@@ -125,11 +128,11 @@ class UploadedObjects:
             self._unchanged.update(chunks)
 
     def stage(self, chunks: tuple[Chunk, ...]) -> None:
-        """Record chunks that are uploaded but withheld from the manifest."""
+        """Record chunks (parts of a tail object) that are uploaded, but withheld from the next manifest."""
         self.staged = chunks
 
     def unstage(self) -> None:
-        """Continue from the manifest's chunks: it includes the staged ones now, or they must be uploaded again."""
+        """Forget the staged chunks: the manifest includes them now, or they must be uploaded again."""
         self.staged = None
 
     # ------------------------------------------------------------ snapshots

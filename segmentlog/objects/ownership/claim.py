@@ -96,7 +96,7 @@ def claim(topics: Topics, bucket: Bucket, patterns: tuple[str, ...], now_ms: int
         raise ShippingRefused(bucket.url, f"{owner} ships another store to this URL; choose another URL")
     if binding is None:
         if not manifest.ended:
-            why = f"{owner} ships this store there, not {path}; take it over ('segmentlog takeover')"
+            why = f"{owner} ships this store to this URL, not {path}; take it over ('segmentlog takeover')"
             raise ShippingRefused(bucket.url, why)
         uncompared = compare_with_local(topics, bucket, manifest)
         owner = new_owner(manifest.owner.epoch + 1, now_ms)
@@ -146,10 +146,10 @@ def fence(topics: Topics, binding: Binding, owner: Owner) -> None:
                 offset_grants.fence(topics.open_partition(name, number, file.topic_id).handle, str(owner))
             except UnknownTopic:
                 break
-            except (SegmentlogError, OSError) as error:  # continue: its offset grant still limits this partition
+            except (SegmentlogError, OSError) as error:  # continue: the offset grant limits this partition
                 logger.warning(
-                    "%s/%d: %s owns the store now, but this partition cannot be fenced: %s. Appends stop at its offset"
-                    " grant", name, number, owner, error,
+                    "%s/%d: %s owns the store now, but this partition cannot be fenced: %s. Appends to it stop at the"
+                    " end of its offset grant", name, number, owner, error,
                 )  # fmt: skip
     write_binding(topics.fs, topics.path, replace(binding, fenced=str(owner)))
 
@@ -157,8 +157,8 @@ def fence(topics: Topics, binding: Binding, owner: Owner) -> None:
 def stop_shipping(topics: Topics, bucket: Bucket) -> bool:
     """Mark the manifest as ended and remove the local binding. Return False if the store was not shipped.
 
-    A later takeover then refuses, because this store may append more. The objects are kept. A fenced store becomes an
-    independent store.
+    `take_over` later refuses the ended manifest, because this store may append more. The objects are kept. A fenced
+    store becomes an independent store.
     """
     binding = read_binding(topics.fs, topics.path)
     if binding is None:

@@ -53,7 +53,7 @@ class MirrorStatus(msgspec.Struct, frozen=True):
     sequence    of the published manifest; -1 before the first
     shipped_ms  wall clock of the owner when it put that manifest
     looked_ms   wall clock of the last refresh that succeeded
-    behind      offsets that are known and not published yet
+    behind      number of offsets that the manifest includes, and that are not published locally yet
     size_bytes  size of the published logs
     error       why the last refresh failed; empty if it succeeded
     """
@@ -67,7 +67,7 @@ class MirrorStatus(msgspec.Struct, frozen=True):
 
 
 class _ReplicaPartition:
-    """One partition of the mirror, and the state that is published of it."""
+    """One partition of the mirror, with the state that readers see."""
 
     def __init__(self, log: ReplicaLog) -> None:
         self.log = log
@@ -120,7 +120,7 @@ class Mirror:
     # ------------------------------------------------------------ refresh
 
     def refresh(self, progress: Callable[[int, int], None] | None = None) -> bool:
-        """Download and publish what is new; return False if nothing was.
+        """Download and publish new data. Return False if there was none.
 
         ``progress`` is called with (published partitions, all partitions to publish). Raise `ShippingRefused` if the
         manifest is another store's or an object is damaged, `ObjectStoreError`, `DiskFull`, OSError. The next refresh
@@ -140,7 +140,9 @@ class Mirror:
             if tag == self._tag:
                 return False
             if self.manifest is not None and self.manifest.store_id != manifest.store_id:
-                raise ShippingRefused(self.bucket.url, f"another store is shipped there now, not that of {self._path}")
+                raise ShippingRefused(
+                    self.bucket.url, f"another store is shipped to this URL now, not that of {self._path}"
+                )
             try:
                 self._apply(manifest, progress)
             except ObjectMissing as missing:
@@ -220,9 +222,9 @@ class Mirror:
             self._fs.remove_tree(folder)
 
     def _interrupted_renames(self, existing: Mapping[str, str]) -> dict[str, str]:
-        """Return folders, by topic id, that an interrupted refresh was renaming. Delete those that it was deleting.
+        """Return the folders, by topic id, that an interrupted refresh was renaming. Delete those that it was deleting.
 
-        A folder of a topic that exists again is deleted, too. ``existing``: names of the local topics, by id.
+        Also delete such a folder if its topic has another folder now. ``existing``: names of the local topics, by id.
         """
         renamed = {}
         for name in self._fs.listdir(self._path):

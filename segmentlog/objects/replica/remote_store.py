@@ -101,7 +101,7 @@ class RemoteStore:
             self._worker.ensure_running()
 
     def refresh(self) -> bool:
-        """Publish what is new; return False if nothing was. Raise as `Mirror.refresh` does."""
+        """Read the manifest and publish new data. Return False if there was none. Raise as `Mirror.refresh` does."""
         if self._is_of_parent:
             why = "the store was opened before this process was forked; open it again in the child"
             raise ObjectStoreError(self.url, "refresh", why, False)
@@ -114,7 +114,7 @@ class RemoteStore:
 
     @property
     def status(self) -> MirrorStatus:
-        """How far the store has been followed."""
+        """How far this copy has followed the shipped store."""
         return self._mirror.status
 
     @property

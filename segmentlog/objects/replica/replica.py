@@ -5,7 +5,7 @@
     DIR/TOPIC/N/...        as in any store; the state pages say what is published
     DIR/store.json         written after the first refresh: from then on the folder is a store
 
-A process that is started again after a kill keeps the files that are whole. The state that readers see never goes back.
+A process that is started again after a kill keeps the complete files. Readers never see an earlier state again.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class Replica:
     # ------------------------------------------------------------ refresh
 
     def refresh(self, progress: Progress | None = None) -> bool:
-        """Download and publish what is new; return False if nothing was. The first refresh makes the folder a store.
+        """Download and publish new data. Return False if there was none. The first refresh makes the folder a store.
 
         Raise `ShippingRefused` (damage, another store, or the replica is closed), `ObjectStoreError`, `DiskFull`. The
         published state stays, and the next refresh continues.
@@ -232,8 +232,8 @@ class Replica:
 def end_replica(fs: FileSystem, path: str, url: str, before_end: Callable[[], None]) -> None:
     """Turn a replica of ``url`` into a plain folder. After an interruption, call it again.
 
-    ``before_end`` is called when the folder is not a store any more, and still a replica. Do nothing if the folder is
-    not a replica. Raise `ShippingRefused` if it is a replica of another URL, or a process refreshes it.
+    ``before_end`` is called when the folder is no longer a store, but still a replica. Do nothing if the folder is not
+    a replica. Raise `ShippingRefused` if it is a replica of another URL, or a process refreshes it.
     """
     mark = f"{path}/{REPLICA_FILE}"
     if not fs.exists(mark):
@@ -270,7 +270,7 @@ def _status(url: str, status: MirrorStatus, now_ms: int) -> ReplicaStatus:
 def replica_status(path: str, *, fs: FileSystem | None = None, clock: Clock | None = None) -> ReplicaStatus | None:
     """Return the status in the folder ``path``, as the process that refreshes it wrote it; None if it is not a replica.
 
-    ``error`` also says if no process has refreshed it for a while.
+    ``error`` also reports if no process has refreshed the replica for a while.
     """
     fs, now_ms = fs or FileSystem(), (clock or Clock()).now_ms()
     try:

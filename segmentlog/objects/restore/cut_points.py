@@ -29,7 +29,7 @@ from segmentlog.quantities import format_time, milliseconds_of
 from segmentlog.records import EpochStart, LostRange, TopicPartition
 
 Cuts = dict[PartitionKey, int]
-"""The first offset that is left out, by partition."""
+"""The first offset that is not restored, by partition."""
 Piece = ShippedSegment | Chunk
 
 _REASON: Final = "left out by a restore"
@@ -77,7 +77,7 @@ def cuts_at_offsets(url: str, topics: Iterable[ShippedTopic], target: RestoreTar
         if name in INTERNAL_TOPICS:
             raise ShippingRefused(url, f"{name} cannot be cut: the restore adjusts it to the cuts of the other topics")
         if topic is None:
-            raise ShippingRefused(url, f"{name}/{number}: there is no such topic among those to restore")
+            raise ShippingRefused(url, f"{name}/{number}: the topic is not among the topics to restore")
         if number >= topic.partition_count:
             raise ShippingRefused(url, f"{name}/{number}: the topic has partitions 0 to {topic.partition_count - 1}")
         part = next((part for part in topic.partitions if part.number == number), None)
@@ -112,7 +112,10 @@ def cut_at_time(part: ShippedPartition, at_ms: int, read: Callable[[Piece], byte
 
 
 def normalize_cuts(cuts: Cuts, parts: Mapping[PartitionKey, ShippedPartition]) -> Cuts:
-    """Return the cuts that leave anything out. A cut that touches lost ranges moves before them, to merge with them."""
+    """Return the cuts that omit at least one record. A cut inside or next to lost ranges moves to their start.
+
+    So the range lost by the cut merges with these ranges.
+    """
     found: Cuts = {}
     for partition_key, offset in cuts.items():
         part = parts[partition_key]
@@ -142,7 +145,7 @@ def cut_topics(topics: Iterable[ShippedTopic], cuts: Cuts, reason: str, now_ms: 
 
 
 def cut_partition(part: ShippedPartition, offset: int, reason: str, now_ms: int) -> ShippedPartition:
-    """Return the entry of a partition up to ``offset``. Its last piece may extend after the cut."""
+    """Return the manifest entry of a partition cut at ``offset``. Its last piece may extend beyond the cut."""
     segments = tuple(segment for segment in part.segments if segment.base_offset < offset)
     chunks = tuple(chunk for chunk in part.chunks if chunk.base_offset < offset)
     bases = [segment.base_offset for segment in segments] + [chunk.segment for chunk in chunks]
@@ -150,7 +153,7 @@ def cut_partition(part: ShippedPartition, offset: int, reason: str, now_ms: int)
     if not bases:  # keep the producer snapshot at the cut
         known = [Snapshot(one.base_offset, one.snapshot) for one in part.segments if one.snapshot is not None]
         snapshots = tuple(one for one in (*known, *part.snapshots) if one.segment == offset)[:1]
-    # As after a truncation: a consumer that has read everything is positioned inside the range, and gets an error.
+    # Add an offset, as truncation does: a consumer at the old end is then inside the lost range, and gets an error.
     offset_grant = part.offset_grant + 1
     return replace(
         part,

@@ -1,4 +1,4 @@
-"""A restore to a time or to offsets: what to leave out, and what to undo because of it.
+"""A restore to a time or to offsets: find the records to omit, and undo the transactions that this splits.
 
     1  find the requested cuts; pieces that are wholly after them are not downloaded
     2  extend the cuts so that no transaction is split
@@ -51,7 +51,7 @@ _Found = TypeVar("_Found")
 
 
 class CutPartition(msgspec.Struct, frozen=True):
-    """A partition of which offsets ``[offset, end_offset)`` are left out.
+    """A partition that is restored without the offsets ``[offset, end_offset)``.
 
     ``wanted_offset`` is the requested cut; None if only a transaction required the cut.
     """
@@ -71,7 +71,7 @@ class _CommittedOffsetRecord(msgspec.Struct, frozen=True):
 
 
 class PointInTimeRestore:
-    """The cuts of one restore, and what it undoes."""
+    """A restore to a time or to offsets: finds and extends the cuts, truncates files, and undoes split transactions."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class PointInTimeRestore:
         self._requested: Cuts = {}
         self._kept = ConsistentCuts({})
         self.warnings: list[str] = []
-        """Consequences of the cuts that a person should know."""
+        """Consequences of the cuts, for the operator."""
 
     def topics(self) -> list[ShippedTopic]:
         """Return the topics to restore, with the cuts found so far. The last piece of a partition may extend after its
@@ -105,7 +105,7 @@ class PointInTimeRestore:
 
     @property
     def cuts(self) -> tuple[CutPartition, ...]:
-        """The offsets that are left out, by partition."""
+        """The offsets that are not restored, by partition."""
         return tuple(
             CutPartition(topic.name, part.number, self._kept.cuts[key], part.end_offset, self._requested.get(key))
             for key, topic, part in self._all_partitions()
@@ -120,7 +120,10 @@ class PointInTimeRestore:
     # ------------------------------------------------------------ cuts
 
     def check(self) -> Cuts:
-        """Return the cuts at the requested offsets; none for a time. Raise `ShippingRefused`."""
+        """Return the cuts at the requested offsets; an empty dictionary if the target is a time.
+
+        Raise `ShippingRefused` for an offset that cannot be cut at.
+        """
         return cuts_at_offsets(self._url, self._whole, self._target)
 
     def find_cuts(self, read: Read, run: RunJobs) -> None:
@@ -161,7 +164,7 @@ class PointInTimeRestore:
         if all(_is_complete(part) for _, _, part in deciding) and all(commit.is_by_id for commit in commits):
             named = {
                 partition_key for commit in commits for partition_key in commit.ends
-            }  # all that ever were transactions of
+            }  # all that were ever in a transaction
             producing = [one for one in producing if one[0] in named]
         ends = self._scan_pieces(producing, find_ends, read, run)
         self._kept = extend_cuts(self._kept.cuts, ends, commits, self._never_cut(), at_ms)
@@ -171,7 +174,10 @@ class PointInTimeRestore:
         self, these: list[tuple[PartitionKey, ShippedTopic, ShippedPartition]],
         find: Callable[[bytes, int], list[_Found]], read: Read, run: RunJobs,
     ) -> dict[PartitionKey, list[_Found]]:  # fmt: skip
-        """Return what ``find`` finds in each piece of these partitions, from the log start on and in order."""
+        """Call ``find`` with the bytes of each piece of these partitions, and with the log start offset.
+
+        Return its results by partition, in the order of offsets.
+        """
         found: dict[PartitionKey, dict[int, list[_Found]]] = {partition_key: {} for partition_key, _, _ in these}
 
         def looking(partition_key: PartitionKey, topic: ShippedTopic, part: ShippedPartition, piece: Piece) -> Job:
@@ -241,7 +247,7 @@ class PointInTimeRestore:
         log.close()
 
     def _move_committed_offsets(self, log: Partition, partition_key: PartitionKey) -> None:
-        """Restore committed offsets that an undone transaction changed, and move those after a cut to the cut."""
+        """Set committed offsets that an undone transaction changed back, and move those after a cut to the cut."""
         keys: list[bytes | None] = []
         values: list[bytes | None] = []
         stuck: set[str] = set()
@@ -260,11 +266,11 @@ class PointInTimeRestore:
         if keys:
             log.append(values, keys)
         if moved:
-            self.warnings.append(f"committed offsets were moved back, of groups: {_listed(moved)}")
+            self.warnings.append(f"committed offsets of these groups were moved back: {_listed(moved)}")
         if stuck:
             self.warnings.append(
-                "committed offsets of transactions that the restore undid were kept, because the earlier offsets were"
-                f" compacted away, of groups: {_listed(stuck)}"
+                "committed offsets of these groups are from undone transactions, and were kept because the earlier"
+                f" offsets were compacted away: {_listed(stuck)}"
             )
 
     def _committed_offsets(
@@ -314,8 +320,8 @@ class PointInTimeRestore:
         }
         if compacted:
             self.warnings.append(
-                f"topics that were compacted after the restore point: {_listed(compacted)}; keys that were overwritten"
-                " later may be missing"
+                f"these topics were compacted after the restore point: {_listed(compacted)}; records of keys that were"
+                " overwritten after it may be missing"
             )
         if self._kept.producers:
             self.warnings.append(

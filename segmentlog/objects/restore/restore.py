@@ -75,8 +75,8 @@ class Restored(msgspec.Struct, frozen=True):
     """Result of a restore.
 
     kept_bytes  bytes that an earlier, interrupted run had downloaded
-    cuts        the offsets that were left out on request, by partition
-    warnings    consequences of these cuts that a person should know
+    cuts        for each partition that was cut, the offsets that were not restored
+    warnings    consequences of these cuts, for the operator
     """
 
     manifest: Manifest
@@ -391,12 +391,12 @@ class Restore:
             LostRange(offset, offset + 1, partition.epoch, _MARKER, self._manifest.shipped_ms)
             for offset in range(partition.end_offset, partition.markers_end_offset)
         )
-        if markers:  # lost ranges of one offset: a consumer that is positioned after a marker has missed no record
+        if markers:  # one-offset ranges: a consumer positioned after a marker gets no error
             recovery_offset = partition.markers_end_offset
             checkpoint = replace(
                 checkpoint, recovery_offset=recovery_offset, lost_ranges=(*checkpoint.lost_ranges, *markers)
             )
-        with contextlib.suppress(FileNotFoundError):  # left by an earlier run: both slots of the checkpoint must be new
+        with contextlib.suppress(FileNotFoundError):  # from an earlier run: both slots must be rewritten
             self._fs.unlink(f"{folder}/{CHECKPOINT_FILE}")
         CheckpointFile(self._fs, f"{folder}/{CHECKPOINT_FILE}").write(checkpoint)
 
@@ -421,7 +421,10 @@ class Restore:
 
 
 def checkpoint_of(partition: ShippedPartition, recovery_offset: int, recovery_position: int) -> Checkpoint:
-    """Return the checkpoint of a restored log. Recovery starts at that offset and byte of the active segment."""
+    """Return the checkpoint of a restored log.
+
+    Recovery starts at ``recovery_offset``, which is at byte ``recovery_position`` of the active segment.
+    """
     return Checkpoint(
         recovery_offset=recovery_offset,
         recovery_segment=partition.active_base,

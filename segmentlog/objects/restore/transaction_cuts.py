@@ -1,13 +1,13 @@
 """Extend the cuts of a restore so that no transaction over several partitions is split. Pure.
 
-A commit is valid in a partition if its marker is there. If a cut removes the marker, or some of the records, from one
-partition, every other partition is cut before its own marker. So no reader sees any part of the transaction. These cuts
-may split other transactions, and so on, until none is split.
+A commit is valid in a partition that contains its marker. If a cut removes the marker, or some of the records, from one
+partition, every other partition of the transaction is cut before its own marker. So no reader sees any part of the
+transaction. These cuts may split other transactions, and so on, until none is split.
 
 The transaction log says which markers belong to one transaction: each decision contains the end offset of its records
 in every partition. For decisions that were compacted away, time decides. Markers of one producer in two partitions
-belong together if each is nearest in time to the other. That is a guess: if a producer commits several times within
-moments, over different partitions, one transaction may be taken for a part of another.
+belong to one transaction if each is nearest in time to the other. This is a guess: if a producer commits several times
+in quick succession, over different partitions, markers of two transactions may be matched.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ class ConsistentCuts(msgspec.Struct):
     undone: dict[PartitionKey, set[int]] = {}
     """Offsets of commit markers that are not valid any more, in partitions that are not cut."""
     undecided: set[tuple[PartitionKey, int]] = set()
-    """(partition, producer id) of transactions without a marker there that are undone elsewhere."""
+    """(partition, producer id) of transactions that lack a marker in that partition, and are undone in others."""
     committed: set[tuple[PartitionKey, int]] = set()
-    """(partition, producer id) of transactions without a marker there that stay committed."""
+    """(partition, producer id) of transactions that lack a marker in that partition, but stay committed."""
     producers: set[int] = set()
     """Producer ids of all undone transactions."""
 
@@ -136,7 +136,7 @@ def extend_cuts(
 
     ends   all transaction ends of each partition, in the order of offsets, also after its cut
     uncut  partitions that must not be cut; their invalid markers are returned in `ConsistentCuts.undone`
-    at_ms  undo transactions that were decided later and miss a marker, which would say when
+    at_ms  undo transactions that were decided after this time and lack a marker, because a marker would show the time
     """
     transactions = _transactions(ends, commits)
     kept = ConsistentCuts(dict(cuts))
@@ -199,7 +199,7 @@ def _transactions(
         transaction = found[key] = _Transaction(commit.producer_id, [], {}, decided_ms=decided_ms)
         for partition_key, end_offset in commit.ends.items():
             if partition_key not in ends or not end_offset:
-                continue  # deleted since, or not restored; or nothing was written there
+                continue  # a deleted or omitted partition, or a partition without records
             marker = _marker_after(by_producer[commit.producer_id].get(partition_key, []), end_offset)
             if marker is None:
                 transaction.ends[partition_key] = end_offset
@@ -227,7 +227,7 @@ def _marker_after(markers: Sequence[TransactionEnd], end: int) -> TransactionEnd
 def _group_by_time(
     producer_id: int, markers: Mapping[PartitionKey, Sequence[TransactionEnd]]
 ) -> Iterator[_Transaction]:
-    """Yield the transactions of which no decision is left, grouped by the time of their markers."""
+    """Yield the transactions whose decisions were compacted away. Group their markers by time."""
     group: dict[tuple[PartitionKey, int], tuple[PartitionKey, int]] = {}
 
     def first_of(member: tuple[PartitionKey, int]) -> tuple[PartitionKey, int]:
@@ -261,7 +261,10 @@ def _nearest(
 
 
 def _ascending_times(ends: Iterable[TransactionEnd]) -> list[int]:
-    """Return the times of markers, strictly ascending: markers of the same millisecond differ by their order."""
+    """Return a time for each marker, strictly ascending in the order of offsets.
+
+    The times have sub-millisecond steps, so that markers with the same or an earlier timestamp stay in order.
+    """
     times: list[int] = []
     for end in ends:
         time = end.timestamp_ms << _NUMBER_BITS

@@ -1,9 +1,9 @@
 """A block cache for segments in an object store: sparse files, and the blocks that were downloaded into them.
 
-A cached file has the segment's size from the beginning, and no data. Before a reader accesses bytes, it calls
-`CachedFile.ensure_range`, which downloads the missing blocks. Sequential readers prefetch, the longer the more. If the
-cache exceeds its limit, the least recently used file is replaced by an empty one. Readers that have mapped the old file
-keep it until they unmap it.
+A cached file is created with the segment's size, but without data. Before a reader accesses bytes, it calls
+`CachedFile.ensure_range`, which downloads the missing blocks. Sequential readers prefetch more blocks the longer they
+read. If the cache exceeds its limit, an empty file replaces the least recently used one. Readers that have mapped the
+old file keep it until they unmap it.
 """
 
 from __future__ import annotations
@@ -127,7 +127,9 @@ class BlockCache:
                     return  # the next reader of that file gets the error; this download succeeded
 
     def evict(self, file: CachedFile, ranges: ObjectRanges | None = None) -> CachedFile:
-        """Replace a cached file by an empty one, for the same or for new ``ranges``. Mappings keep the old one's space.
+        """Replace a cached file by an empty one, for the same or for new ``ranges``.
+
+        The disk space of the old file is freed when no reader maps it any more.
 
         Raise as `CachedFile`; then nothing has changed.
         """
@@ -243,7 +245,7 @@ class CachedFile:
             self.ranges = ranges
 
     def ensure_range(self, opened_file: OpenCachedFile, start: int, end: int) -> None:
-        """Return when bytes ``[start, end)`` are downloaded. Raise `ObjectStoreError`, `ShippingRefused`."""
+        """Wait until bytes ``[start, end)`` are downloaded. Raise `ObjectStoreError`, `ShippingRefused`."""
         first, stop = start // BLOCK_BYTES, _blocks(end)
         if stop > self._next or first < self._next - 1:
             self._update_readahead(opened_file, first, stop)
@@ -255,7 +257,8 @@ class CachedFile:
     def _wait(self, opened_file: OpenCachedFile, first: int, stop: int, *, is_last: bool) -> bool:
         """Download blocks and wait for them; return False if a download of another reader failed, unless ``is_last``.
 
-        The other reader may have asked long ago, so its failure is a reason to try once more. Raise as `ensure_range`.
+        The other reader's download may have started long ago, so its failure is a reason to try once more. Raise as
+        `ensure_range`.
         """
         begun, joined = self._start_downloads(opened_file, first, stop)
         for future in begun:

@@ -1,6 +1,7 @@
 """Evict shipped segments from the local disk, and recall them, at the end of each upload cycle (tiered storage).
 
-evict    segments that `policy.eviction_policy` selects, after the manifest refers to their objects and a probe read
+evict    segments that `policy.eviction_policy` selects, once the manifest refers to their objects and a read of the
+         last object's end has succeeded
 recall   all segments of a topic whose configuration disables tiered storage, or that is excluded from shipping, one
          segment in each cycle
 """
@@ -48,7 +49,7 @@ class Evictor:
         self, states: Mapping[PartitionKey, PartitionUploadState], shipped: Mapping[PartitionKey, ShippedPartition],
         excluded: Set[str], now_ms: int,
     ) -> None:  # fmt: skip
-        """Evict or recall segments of partitions that are due.
+        """Evict or recall segments of partitions that have changed, or were not checked for `_EVERY_MS`.
 
         ``shipped`` are the manifest's entries; ``excluded`` are ids of topics that are no longer shipped. Errors are
         recorded in `errors`, and the next run tries again.
@@ -69,7 +70,7 @@ class Evictor:
                     left -= done
                     if done:
                         self._turns.record_served(partition_key)
-                        self._checked.pop(partition_key, None)  # there may be more
+                        self._checked.pop(partition_key, None)  # check it again: more segments may follow
                         self.has_more |= left <= 0 or not is_enabled
                 self.errors.pop(name, None)
             except (UnknownTopic, StoreClosed, SegmentReplaced, FileNotFoundError):
@@ -81,7 +82,8 @@ class Evictor:
         handle = local.partition.handle
         handle.refresh_config()
         generation = handle.page.log.read().generation
-        # Without tiered storage, a segment may have to be recalled. Every eviction changed the generation.
+        # Without tiered storage, evicted segments must be recalled. Every eviction changes the generation, so the
+        # partition must be checked again only after the generation has changed.
         tiered = is_tiered(handle.config)
         signature = (handle.page.config_version, (local.signature(), entry.segments) if tiered else generation)
         before, checked_ms = self._checked.get(partition_key, (None, 0))
@@ -91,13 +93,13 @@ class Evictor:
         return True
 
     def _recall_one(self, local: LocalPartition) -> int:
-        """Recall one segment if any is evicted; return how many."""
+        """Recall one evicted segment, if there is any. Return the number of recalled segments."""
         log = local.snapshot()
         segments = () if log is None else log.segments
         return any(recall_segment(local.partition.handle, one.base_offset) for one in segments if one.remote)
 
     def _evict_due(self, state: PartitionUploadState, entry: ShippedPartition, limit: int, now_ms: int) -> int:
-        """Evict up to ``limit`` segments that the policy selects; return how many."""
+        """Evict up to ``limit`` segments that the policy selects. Return the number of evicted segments."""
         handle, log = state.local.partition.handle, state.local.snapshot()
         if log is None:
             return 0
@@ -114,7 +116,8 @@ class Evictor:
             if done >= limit:
                 break
             if base >= producers_segment:
-                break  # until the next roll, the next append reads it for producer state, under the append lock
+                # Until the next roll, a process that begins to append reads this segment, under the append lock.
+                break
             if base >= recovery_segment:  # a recovery would have to download it
                 recovery_segment = state.local.partition.advance_recovery_point()
             if not self._evict(state.local, log, segments[base], shipped[base], now_ms):
@@ -134,7 +137,7 @@ class Evictor:
         if uploaded != local.read_from(segment, segment.size_bytes - size_bytes):
             why = f"{last.key} differs from what was uploaded; the segment stays local; see 'segmentlog objects verify'"
             raise ShippingRefused(self._bucket.url, why)
-        local.complete_indexes(log, segment)  # after the eviction this would take a download
+        local.complete_indexes(log, segment)  # before eviction: later it would require a download
         stub = Stub(self._bucket.url, shipped.log, now_ms)
         return evict_segment(local.partition.handle, segment.base_offset, segment.stamp, stub)
 

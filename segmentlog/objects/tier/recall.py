@@ -1,8 +1,8 @@
 """Recall evicted segments whose object the manifest does not protect from garbage collection.
 
-Normally the manifest refers to the object of every evicted segment, so the object is never deleted. After shipping was
-ended or started over, or if a stub is damaged, it may not. Then the segment is downloaded again, or the stub is
-recreated.
+Normally the manifest refers to the object of every evicted segment, so garbage collection never deletes that object.
+The manifest may not refer to it after shipping was ended or started over, or if a stub is damaged. In these cases the
+segment is downloaded again, or the stub is recreated from the manifest.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class RemoteReader:
         self._cache_bytes = cache_bytes
         self._cache_dir = cache_dir
         self._urls: dict[str, str] = {}
-        """URLs with their secrets, by the URL in the stubs, which has none."""
+        """Complete URLs, by the URL without secrets, which is in the stubs."""
         self._mutex = fork_safety.reentrant_lock(self, "_mutex")
         self._is_closed = False
         self._start_empty()
@@ -57,13 +57,13 @@ class RemoteReader:
         self._errors: dict[str, str] = {}
 
     def add_url(self, url: str) -> None:
-        """Use this URL, with its secrets, for objects at the same place. Raise `InvalidConfig`."""
+        """Use the secrets in this URL for stubs that name the same URL without secrets. Raise `InvalidConfig`."""
         place = without_secrets(url).rstrip("/")
         with self._mutex:
             if self._urls.get(place, place) == url:
                 return
             self._urls[place] = url
-            if place in self._caches:  # it was opened without the secrets; its cached data stays valid
+            if place in self._caches:  # opened with other secrets; the cached data stays valid
                 self._caches[place].bucket = open_bucket(url)
 
     def open_segment(self, fs: FileSystem, path: str) -> RemoteSegment | None:

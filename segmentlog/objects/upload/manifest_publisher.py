@@ -2,7 +2,7 @@
 
 mark_unreferenced   add objects that nothing refers to any more to the list of objects marked for deletion
 publish             replace the manifest that was read or published last
-resolve_outcome     read the manifest after a put with an unknown outcome, and find out whose it is
+resolve_outcome     read the manifest after a put with an unknown outcome, and find out which process put it
 delete_marked       delete objects that have been marked long enough
 """
 
@@ -31,15 +31,15 @@ class PutOutcome(enum.Enum):
     """Which manifest is in the object store, compared with the last known one."""
 
     NO_MANIFEST = enum.auto()
-    """None exists, as before."""
+    """The object store contains no manifest, as before."""
     UNCHANGED = enum.auto()
-    """Still the manifest of an owner that has ended shipping: this store's first put did not take effect."""
+    """The manifest is still that of an earlier owner that ended shipping: this store's first put had no effect."""
     PUBLISHED = enum.auto()
-    """A manifest that this process put, although it got no answer."""
+    """The manifest is from a put of this process that got no answer."""
     MARKED = enum.auto()
-    """The last manifest with more objects marked for deletion, by a garbage collection."""
+    """The manifest is the last known one, in which a garbage collection has marked more objects for deletion."""
     EARLIER_PROCESS = enum.auto()
-    """A manifest of an earlier process of this store, which took effect late."""
+    """The manifest is from a put of an earlier process of this store, which took effect late."""
 
 
 class ManifestPublisher:
@@ -54,7 +54,7 @@ class ManifestPublisher:
         """Partitions that could not be opened to compare them with the manifest that was read last."""
         self._tag: str | None = None
         self._keys: dict[str, frozenset[str]] = {}
-        """Keys that a manifest refers to, by nonce, for the last manifests."""
+        """For the last manifests, by nonce: the keys of the objects that the manifest refers to."""
         self._unresolved: dict[str, Manifest] = {}
         """Manifests of puts with an unknown outcome, by nonce."""
         self._deleted: set[str] = set()
@@ -123,10 +123,10 @@ class ManifestPublisher:
         self._adopt(manifest, tag)
 
     def resolve_outcome(self, binding: Binding, owner: Owner) -> PutOutcome:
-        """Read the manifest and return whose it is.
+        """Read the manifest, and return how it compares with the last known one.
 
-        Raise `StoreFenced` if it names another owner, and `ShippingRefused` if it is another store's, is missing, or
-        shipping was ended. Raise `ObjectStoreError` if it cannot be read; then the outcome stays unknown.
+        Raise `StoreFenced` if the manifest names another owner, and `ShippingRefused` if it is another store's, is
+        missing, or shipping was ended. Raise `ObjectStoreError` if it cannot be read; the outcome then stays unknown.
         """
         bound = read_binding(self._topics.fs, self._topics.path)
         # Check this before fencing: a store that is not bound to this owner must not be fenced because of it.
@@ -156,13 +156,14 @@ class ManifestPublisher:
         if self.manifest is not None and content_of(manifest) == content_of(self.manifest):
             self._adopt(manifest, tag)
             return PutOutcome.MARKED
-        self.uncompared = compare_with_local(self._topics, self._bucket, manifest)  # raises if it has foreign data
+        # Raises if the manifest contains data that this store never had.
+        self.uncompared = compare_with_local(self._topics, self._bucket, manifest)
         self._adopt(manifest, tag)
         return PutOutcome.EARLIER_PROCESS
 
     def _adopt(self, manifest: Manifest, tag: str) -> None:
         """Record the manifest that is in the object store."""
-        if tag != self._tag:  # with the same tag, a put that was sent may still take effect
+        if tag != self._tag:  # if the tag is unchanged, a put that was sent may still take effect
             self._unresolved.clear()
         self.manifest, self._tag = manifest, tag
         self._deleted &= {mark.key for mark in manifest.condemned}

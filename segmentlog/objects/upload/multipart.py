@@ -92,7 +92,7 @@ class MultipartUploader:
         self._bucket = bucket
         self._parallel = parallel
         self._concurrency = parallel
-        """Parts of a segment uploaded at the same time; lowered while the network is too slow for so many."""
+        """Number of parts uploaded at the same time: halved after a failure, else raised by one up to a limit."""
         self._mutex = fork_safety.lock(self, "_mutex")
         self._begun: dict[str, MultipartUpload] = {}
         """Unfinished uploads, by key."""
@@ -144,7 +144,7 @@ class MultipartUploader:
                 self._write_journal_locked()
 
     def remove_published(self, accounted: Set[str]) -> None:
-        """Remove uploads with parts that a published manifest refers to or marks for deletion."""
+        """Forget uploads with a part in ``accounted``: a published manifest refers to it or marks it for deletion."""
         with self._mutex:
             published = [key for key, upload in self._begun.items() if not accounted.isdisjoint(upload.part_keys)]
             for key in published:
@@ -154,12 +154,12 @@ class MultipartUploader:
                 self._write_journal_locked()
 
     def is_whole(self, stored: Stored) -> bool:
-        """Return whether no part of an uploaded segment was marked for deletion since its upload."""
+        """Return whether all parts of an uploaded segment are still usable: none was marked for deletion since."""
         with self._mutex:
             return not stored.parts or stored.key in self._begun
 
     def abandoned_parts(self, may_be_valid: Callable[[MultipartUpload], bool]) -> Iterator[str]:
-        """Yield the part keys of uploads whose file has changed; each upload once."""
+        """Yield the part keys of each unfinished upload whose local file has changed. Later calls skip that upload."""
         with self._mutex:
             for key, upload in self._begun.items():
                 if key not in self._abandoned and not may_be_valid(upload):
@@ -214,7 +214,7 @@ class MultipartUploader:
     def _retry_part(
         self, try_part: Callable[[int], ObjectStoreError | None], number: int, stop: threading.Event
     ) -> None:  # fmt: skip
-        """Upload a part that failed among parallel ones again, by itself, with pauses."""
+        """Upload a part again that failed during parallel uploads: alone, with pauses between attempts."""
         error: ObjectStoreError | None = None
         for attempt in range(1, TRIES):
             if stop.wait(PAUSE_S * 2 ** (attempt - 1) * random.uniform(0.5, 1.5)):

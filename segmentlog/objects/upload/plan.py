@@ -40,7 +40,7 @@ class PartitionUpload(msgspec.Struct):
     offset_grant: int
     data: list[memoryview]
     chunks: list[Chunk] = []
-    """The chunks that the uploaded pieces became."""
+    """The manifest's chunks for the uploaded pieces."""
     unchanged: Set[Chunk] = frozenset()
     """Earlier chunks whose bytes match the local files."""
     is_withheld: bool = False
@@ -54,7 +54,7 @@ class UploadPlan(msgspec.Struct, frozen=True):
     topics         name and file of each topic to ship
     shipped        the entries of the current manifest
     offset_grants  the next offset grant of every partition that could be opened
-    waiting        why nothing more of a partition can be shipped now, although there may be more
+    waiting        for each partition that may have more data to ship than this cycle can: the reason
     """
 
     uploads: dict[PartitionKey, PartitionUpload]
@@ -128,7 +128,7 @@ class UploadPlanner:
             chunks = objects.staged if objects.staged is not None else entry.chunks if entry is not None else ()
             unchanged = objects.unchanged_chunks(log, {*chunks, *(entry.chunks if entry is not None else ())})
             segments = objects.matching_segments(log, entry)
-            # Decisions get a full tail: the transactions of all other partitions wait for them.
+            # Give the transaction log the size of a whole tail: transactions of all other partitions wait for it.
             room_bytes = TAIL_BYTES if partition_key == decisions else room_bytes
             plan = plan_upload(
                 log, entry, segments, chunks, unchanged.__contains__, wasted.__contains__, room_bytes

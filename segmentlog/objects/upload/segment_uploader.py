@@ -40,7 +40,7 @@ class SegmentUploader:
         self._turns: Turns[PartitionKey] = Turns()
         """Which partitions used the limited number of parallel uploads."""
         self._unused: list[ShippedSegment] = []
-        """Uploaded objects that are of no use: the upload failed later, or the topic was deleted."""
+        """Uploaded segments that no manifest will refer to: the upload failed later, or the topic was deleted."""
         self._single_bytes = 0
         """Bytes uploaded as single objects."""
         self.left_bytes = 0
@@ -87,7 +87,7 @@ class SegmentUploader:
         return len(self._pool) + left
 
     def _may_be_valid(self, upload: MultipartUpload, planned: Mapping[PartitionKey, PartitionUpload]) -> bool:
-        """Return whether the local file of a multi-part upload may still exist unchanged."""
+        """Return whether the segment file of a multi-part upload may still be on the local disk, unchanged."""
         partition_key = upload.partition_key
         if (partition_key, upload.base_offset) in self._pool:
             return True
@@ -130,7 +130,7 @@ class SegmentUploader:
     # ------------------------------------------------------------ collect
 
     def collect_finished(self, manifest: Manifest | None, wait_s: float = 0.0) -> None:
-        """Record the uploads that have ended, after waiting up to ``wait_s`` for the first; ``manifest`` is current.
+        """Record the uploads that have ended, after waiting up to ``wait_s`` for the first. ``manifest``: current.
 
         Raise the first error. The next cycle starts a failed upload again.
         """
@@ -154,7 +154,7 @@ class SegmentUploader:
             elif not isinstance(error, SegmentReplaced | UnknownTopic | StoreClosed):
                 first = first or error
         while self._unused:
-            # Leave out the parts of the log: the journal has them, and the next attempt resumes with them.
+            # Do not make the uploaded parts orphans: the journal lists them, and the next attempt resumes with them.
             segment = self._unused.pop()
             self._orphans.add(stored.key for stored in segment.objects[len(segment.log.parts) :])
         if first is not None:

@@ -1,4 +1,4 @@
-"""The shipping of a store that is open: a thread runs cycles, at an interval and whenever an appender waits."""
+"""The shipping of an open store: a thread runs a cycle at each interval and whenever an appender waits."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class ShippingStatus(msgspec.Struct, frozen=True):
     """How far a store is shipped, as this process knows it.
 
     is_owner    whether this process ships the store
-    shipped_ms  wall-clock time of the last cycle after which the object store had all that was on disk; 0 before
+    shipped_ms  wall-clock time of the last cycle that shipped everything on the local disk; 0 before the first of these
     lag_bytes   bytes appended since the last cycle
     lag_s       seconds since ``shipped_ms``; -1 before the first such cycle
     error       why the store, or a partition, cannot be shipped; empty if nothing is wrong
@@ -66,7 +66,7 @@ class ShippingStatus(msgspec.Struct, frozen=True):
 class ShippingService:
     """The shipping of an open store from this process; see docs/replicate.md. Thread-safe.
 
-    If several processes are to ship the store, one does. When it ends, another process takes its place.
+    If several processes start shipping the same store, only one ships it. When that process ends, another takes over.
     """
 
     def __init__(self, topics: Topics) -> None:
@@ -88,13 +88,13 @@ class ShippingService:
         bytes_per_s: int | None = None,
         threads: bool = True,
     ) -> None:
-        """Ship the store from now on, every ``interval_ms`` and as soon as ``max_bytes`` are new.
+        """Ship the store from now on, every ``interval_ms`` and whenever ``max_bytes`` were appended.
 
-        topics       names and patterns; empty for the topics of the last time, at first all
+        topics       names and patterns to ship; empty to keep those of the last start, at first all
         bytes_per_s  limit of the upload bandwidth
         threads      False: run no threads; the caller calls `run_cycle`
 
-        Raise `InvalidConfig`, also if shipping was started before, and `ReadOnlyStore`.
+        Raise `InvalidConfig` for an invalid argument, or if shipping was already started; `ReadOnlyStore`.
         """
         if self._run is not None:
             raise InvalidConfig("ship", url, f"nothing: the store is already shipped to {self.url}")
@@ -210,7 +210,7 @@ def _lock_holder(fs: FileSystem, path: str) -> str:
 
 
 def _remove_leftovers(topics: Topics) -> None:
-    """Remove offset grants and recall evicted segments of a store that is not shipped, however it came to this."""
+    """Remove offset grants and recall evicted segments of a store that is not shipped, whatever the cause."""
     if _has_grants(topics):
         logger.warning("%s: removing offset grants, because the store is not shipped", topics.path)
         unbind_store(topics)
@@ -265,7 +265,7 @@ class _ShippingRun:
         return ShipLog(self._topics.path, self.shipper.bucket.url)
 
     def ensure_running(self) -> None:
-        """Start the threads that should run and do not."""
+        """Start the threads of this run that are not running."""
         if self._worker is not None:
             self._topics.ship_signals.set_wake_callback(self._worker.wake)
         for worker in (self._worker, self._watcher):

@@ -338,7 +338,7 @@ class Shipper:
         while True:
             with self._mutex:
                 if self._owner is None:
-                    raise ShippingRefused(self.bucket.url, f"another process ships {self._topics.path} there")
+                    raise ShippingRefused(self.bucket.url, f"another process ships {self._topics.path} to this URL")
             self.wait_for_upload(_UPLOAD_WAIT_S)
             now = self.run_cycle()
             records, size_bytes, put = records + now.records, size_bytes + now.size_bytes, put or now.put

@@ -25,7 +25,7 @@ class ScannedPartition(msgspec.Struct):
 
 
 class StoreScan:
-    """The scan of one cycle. ``shipped`` are the entries of the current manifest, ``url`` is its place."""
+    """The scan of one cycle. ``shipped`` are the entries of the current manifest, ``url`` is its object store."""
 
     def __init__(self, states: UploadStates, url: str, shipped: Mapping[PartitionKey, ShippedPartition]) -> None:
         self._states = states
@@ -36,7 +36,7 @@ class StoreScan:
         self.offset_grants: dict[PartitionKey, int] = {}
         """Next offset grant of every partition that could be opened."""
         self.waiting: dict[PartitionKey, str] = {}
-        """Why nothing more of a partition can be shipped now, although there may be more."""
+        """For each partition that may have more data to ship than this cycle can: the reason."""
         self.is_complete = True
         """Whether every existing partition was scanned, or has not changed since its last scan."""
 
@@ -68,7 +68,7 @@ class StoreScan:
             self.is_complete &= self._scan(partition_key, state, offset_grant) is not None
 
     def rescan_up_to(self, name: str, partition_key: PartitionKey, end_offset: int) -> None:
-        """Scan a partition again, but only up to ``end_offset``, because a transaction ends after the first scan."""
+        """Scan a partition again, up to ``end_offset``: a transaction of an earlier scan ends there."""
         state, found = self._states.open_state(name, partition_key), self.found.get(partition_key)
         if state is None:
             return
@@ -104,7 +104,7 @@ class StoreScan:
     def _recall_unreferenced(
         self, state: PartitionUploadState, log: LocalLog, entry: ShippedPartition | None
     ) -> str | None:  # fmt: skip
-        """Recall evicted segments whose object the manifest does not refer to; return why the partition has to wait.
+        """Recall evicted segments whose object the manifest does not refer to. Return why the partition must wait.
 
         Such segments exist only if shipping was started over, or if a stub is damaged. Return None if there are none.
         """

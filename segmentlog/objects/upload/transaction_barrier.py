@@ -64,7 +64,7 @@ class TransactionBarrier:
             return {}
         ended = commit_ends(state.local.partition, shipped_offset, decided)
         self._markers = {}
-        if ended is None:  # compacted: require all that was scanned, provided that no decision was made meanwhile
+        if ended is None:  # compacted away: require all that was scanned, unless a decision was made since
             self._pending = None
             is_whole = scan.is_complete and decided == decided_before
             whole = {key: one.log.end_offset for key, one in scan.found.items() if one.log.has_producers}
@@ -118,9 +118,9 @@ def withheld_partitions(
 ) -> Set[PartitionKey]:  # fmt: skip
     """Return the planned partitions that must be withheld from the next manifest.
 
-    If any transaction cannot be shipped whole, these are all partitions with an end in ``ends``, the transaction log
-    (``decisions``), and the committed offsets (``offset_partitions``). Committed offsets are also withheld while data
-    that they may refer to is not shipped.
+    If any transaction cannot be shipped whole, withhold all partitions in ``ends``, the transaction log (``decisions``)
+    and the committed offsets (``offset_partitions``). Also withhold the committed offsets while records that they may
+    refer to are not shipped.
     """
     withheld: set[PartitionKey] = set()
     if not is_complete or any(

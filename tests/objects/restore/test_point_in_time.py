@@ -305,7 +305,7 @@ def test_positions_go_back_with_what_committed_them(shipped: Shipped) -> None:
         producer.commit_offsets(Committing(shipped.store, 0), {source: 7})
     shipped.ship()
     done = shipped.restore(offsets={("out", 0): 2, ("other", 0): 2})
-    assert "committed offsets were moved back, of groups: group" in done.warnings
+    assert "committed offsets of these groups were moved back: group" in done.warnings
     with shipped.open() as store:
         found = {
             (group, entry.topic): entry.committed and entry.committed.offset
@@ -398,7 +398,7 @@ def test_of_some_topics(shipped: Shipped) -> None:
     shipped.topic("a", 3)
     shipped.topic("b", 3)
     shipped.ship()
-    with pytest.raises(ShippingRefused, match="b/0: there is no such topic among those to restore"):
+    with pytest.raises(ShippingRefused, match="b/0: the topic is not among the topics to restore"):
         shipped.restore("one", "a", offsets={("b", 0): 1})
     shipped.restore("one", "b", offsets={("b", 0): 1})
     with shipped.open("one") as store:

@@ -154,7 +154,7 @@ class _Stream:
     # ------------------------------------------------------------ by itself
 
     async def _read_log(self, ends: tuple[int, ...] | None) -> tuple[bytes, HttpProblem | None]:
-        """Read events from the log up to the ring's positions; also return the problem that ends the stream, if any."""
+        """Read events from the log up to the ring's positions. Return (events, problem that ends the stream)."""
         broadcast, listener = self._broadcast, self._listener
         logs = broadcast.logs
         if len(listener.positions) < len(logs):

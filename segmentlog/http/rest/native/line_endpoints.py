@@ -133,7 +133,7 @@ class LineAppender:
         records = self._records(found, self.next_line)
         if records.values:
             self._send(records)
-        self.next_line += len(found)  # only now: a client must resend the whole chunk if one partition fails
+        self.next_line += len(found)  # after all partitions: if one fails, the client must send the whole chunk again
 
     def _records(self, found: list[bytes], first: int) -> RecordLists:
         if self._query.form == "records":

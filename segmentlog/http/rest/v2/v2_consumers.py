@@ -306,7 +306,7 @@ def _render(request: RestRequest, reader: InstanceReader, found: list[Record], n
     except BaseException:
         reader.return_records(found)
         raise
-    reader.mark_delivered()  # only once the whole response is encoded
+    reader.mark_delivered()  # only after the whole response is encoded
     return body
 
 

@@ -65,7 +65,7 @@ class JsonRecords(Struct):
 
 
 class SchemaRecords(Struct):
-    """Keys and values with a schema: an id, or its text, which is registered."""
+    """Keys and values with a schema: the id of a registered schema, or the text of a schema to register."""
 
     records: Annotated[list[JsonRecord], Meta(min_length=1)]
     key_schema: str | None = None

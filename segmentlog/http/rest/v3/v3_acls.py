@@ -1,4 +1,4 @@
-"""REST v3 endpoints of ACLs, for the ACL file that all servers of the store use."""
+"""REST v3 endpoints that read and change the store's ACL file, which all servers of the store use."""
 
 from __future__ import annotations
 

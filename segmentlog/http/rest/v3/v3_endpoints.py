@@ -33,7 +33,7 @@ _CREATED: Final = ResponseSpec(media=(), description="Created.")
 def _endpoint(
     method: str, path: str, handle: Handler, summary: str, tag: str, responses: Any, body: Any = None, **more: Any
 ) -> Endpoint:
-    """Return a table entry. ``responses`` is a type, or response specifications by status."""
+    """Return an entry of the endpoint table. ``responses`` is the type for status 200, or specifications by status."""
     accepts = () if body is None else (media_types.JSON,)
     return Endpoint(
         method=method, path=path, handle=handle, summary=summary, tag=f"{tag} (v3)", body=body, accepts=accepts,
