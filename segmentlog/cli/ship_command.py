@@ -41,9 +41,10 @@ def ship(
 ) -> int:  # fmt: skip
     """Replicate the store to an object store at URL, and exit when everything is uploaded.
 
-    Without topic names, ship the topics of the last time, at first all; '*' selects all topics again. Without URL, use
-    that of the last time. A later run uploads only what is new. Several processes can run with --follow; one of them
-    ships, and another takes its place when it ends. docs/replicate.md explains takeovers and failures.
+    Without topic names, ship the topics of the previous run; the first run ships all. '*' selects all topics again.
+    Without URL, use the URL of the previous run. A later run uploads only what is new. Several processes can run with
+    --follow; one of them ships, and another takes its place when it ends. docs/replicate.md explains takeovers and
+    failures.
 
     \b
       segmentlog ship s3://bucket/store --follow

@@ -1,7 +1,7 @@
-"""Many workers encode and write batches that no reader sees, and one commit publishes all of them.
+"""Many workers encode records and write the batches to files that no reader sees; one commit publishes all of them.
 
-`segmentlog.staging.staging_folder` describes where they write. Nothing is synced: after a crash, unpublished records
-are staged again.
+`segmentlog.staging.staging_folder` describes the folder of these files. The files are not synced: after a crash of the
+machine, the job stages unpublished records again.
 """
 
 from __future__ import annotations
@@ -70,7 +70,9 @@ class Stager:
         self._pending_bytes = 0
 
     def add(self, topic: str, records: StagedRecords, size_bytes: int, partitions: Partitions | None = None) -> None:
-        """Take records of about ``size_bytes``, in order; ``partitions`` of -1 are chosen by key.
+        """Stage records of about ``size_bytes``, in order.
+
+        ``partitions`` has the partition of each record; -1, or None for all, chooses it by key.
 
         All records of a topic must be of one kind. Raises `InvalidRecord`, `RecordTooLarge`, `UnknownTopic`,
         `DiskFull`.
