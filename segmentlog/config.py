@@ -93,7 +93,7 @@ class FsyncPolicy:
                 return cls("ms", parse_duration_ms(word))
             if not isinstance(text, str | int):  # a timedelta
                 return cls("ms", parse_duration_ms(text))
-        except ValueError:  # also InvalidConfig: the caller wrote the whole text, so the message shows all of it
+        except ValueError:  # also InvalidConfig of a part of the text: the error below shows the whole text
             pass
         raise InvalidConfig("fsync", text, _FSYNC_ACCEPTED)
 
@@ -152,7 +152,7 @@ def _duration(low: int, unlimited: object = _BOUNDED) -> _Kind:
 
 
 def _because(kind: _Kind, reason: str) -> _Kind:
-    """Return the same kind, with the reason for its limits in the error."""
+    """Return a kind that parses like ``kind`` and whose error also has the reason for its limits."""
     return _Kind(kind.parse, kind.show, f"{kind.accepted}: {reason}")
 
 
@@ -308,8 +308,8 @@ class ConfigLine(NamedTuple):
 class TopicConfig:
     """How a topic rolls, retains, compacts, compresses and syncs its records. Raises InvalidConfig.
 
-    Units are in the names. "No limit" is Kafka's value for it, -1 (`retention_*`) or UNLIMITED_MS; None for the
-    additional keys. The number of partitions is stored separately.
+    Units are in the names. For no limit, Kafka's keys have Kafka's value, -1 (`retention_*`) or UNLIMITED_MS, and
+    segmentlog's own keys have None. The number of partitions is stored separately.
     """
 
     segment_bytes: int = _key(
@@ -443,7 +443,7 @@ class TopicConfig:
                 least, most = (getattr(self, name.replace(".", "_")) for name in (local_key, key))
                 if most != UNLIMITED and (least == UNLIMITED or least > most):
                     raise InvalidConfig(
-                        local_key, least, f"at most {key}, which is {most}, or {AS_RETENTION} for the same"
+                        local_key, least, f"at most {key}, which is {most}, or {AS_RETENTION} to use {key}"
                     )
 
     @property
@@ -530,7 +530,7 @@ def _by_field_name(settings: Mapping[str, object]) -> dict[str, Any]:
         if name not in _KINDS:
             raise InvalidConfig(key, value, _known_keys(_dotted(name)))
         if name in by_name:
-            raise InvalidConfig(key, value, f"{_dotted(name)} once, not in two spellings")
+            raise InvalidConfig(key, value, f"give {_dotted(name)} only once, in one spelling")
         by_name[name] = value
     return by_name
 

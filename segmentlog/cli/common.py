@@ -123,8 +123,7 @@ _owns_process = False
 
 
 def _exit_at_once(number: int, frame: object) -> None:
-    """Exit at once if a signal arrives while modules load: nothing needs cleanup, and a traceback would not help.
-    """
+    """Exit at once if a signal arrives while modules load: nothing needs cleanup, and a traceback would not help."""
     os._exit(128 + number)
 
 
@@ -271,8 +270,7 @@ class Skipped:
         self._found: dict[tuple[str, int], tuple[int, CorruptBatch]] = {}
 
     def add(self, partition: str, base_offset: int, end_offset: int, damage: CorruptBatch) -> None:
-        """Record that offsets ``[base_offset, end_offset)`` of a partition such as t/0 were skipped. Idempotent.
-        """
+        """Record that offsets ``[base_offset, end_offset)`` of a partition such as t/0 were skipped. Idempotent."""
         first, _ = self._found.get((partition, end_offset), (base_offset, damage))
         self._found[partition, end_offset] = min(first, base_offset), damage
 
@@ -339,8 +337,7 @@ class Failures:
         self._busy.append(name)
 
     def exit_status(self, stopped: list[int]) -> int:
-        """Return the exit status of the command. Print partitions that stayed locked, unless a signal stopped it.
-        """
+        """Return the exit status of the command. Print partitions that stayed locked, unless a signal stopped it."""
         if self._busy and not stopped:
             say(f"error: {', '.join(self._busy)}: locked by another process; try again when it has finished")
         has_failed = bool(self._errors or self._busy)

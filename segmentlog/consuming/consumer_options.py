@@ -131,7 +131,10 @@ def check_start(start: object, name: str = "start") -> None:
 
 
 def flatten_sources(topics: Sequence[Any]) -> list[Source]:
-    """Return the sources to read, with nested lists flattened. Raises `InvalidConfig`."""
+    """Return the topics, partitions and patterns to read as one flat list, without nested lists.
+
+    Raises `InvalidConfig`.
+    """
     found: list[Source] = []
     for source in topics:
         if isinstance(source, list | set | frozenset):

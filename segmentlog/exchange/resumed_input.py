@@ -130,9 +130,9 @@ class ResumedInput:
             self._count = self._producer.note_resume(self._topic.name, now)
             if self._count > now:
                 raise InputMismatch(
-                    f"producer {self._producer.name!r} began with {self._count} partitions of {self._topic.name},"
-                    " which now"
-                    f" has {now}: it is another topic. Use another --producer NAME"
+                    f"topic {self._topic.name} has {now} partitions, but had {self._count} when producer"
+                    f" {self._producer.name!r} began this input. So it is another topic of the same name, created"
+                    " since. Use another --producer NAME"
                 )
         return self._count
 
@@ -167,7 +167,6 @@ class ResumedInput:
             raise InputMismatch(
                 f"record {self._number + row + 1} of the input differs from the record that producer"
                 f" {self._producer.name!r}"
-                f" sent to {tp} as its counterpart. Either it is another input, which needs a --producer NAME of"
-                " its own,"
+                f" sent to {tp} in its place. Either this is another input, which needs a --producer NAME of its own,"
                 " or the input was changed"
             )

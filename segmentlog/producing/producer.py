@@ -63,7 +63,7 @@ _passed_ms: ContextVar[int | None] = ContextVar("passed_ms", default=None)
 def passed_at(now_ms: int | None) -> Iterator[None]:
     """Within the context, check timestamps against ``now_ms``, milliseconds since 1970; None: the time of each call.
 
-    A caller that buffers records uses the time at which the program passes a record, and sender the record later.
+    A caller that buffers records gives the time at which the program passed a record, and sends the record later.
     """
     token = _passed_ms.set(now_ms)
     try:
@@ -493,7 +493,7 @@ def _header_bytes(options: Options | None) -> int:
 def checked_metadata(commit_metadata: str | None, note: str | None) -> str | None:
     """Return the metadata of a commit, also if it is given under its former name. Raises `InvalidConfig`."""
     if note is not None and commit_metadata is not None:
-        raise InvalidConfig("note", note, "None with commit_metadata, of which note is the former name")
+        raise InvalidConfig("note", note, "give commit_metadata only: note is its former name")
     name, text = ("commit_metadata", commit_metadata) if note is None else ("note", note)
     if text is not None and (not isinstance(text, str) or len(text.encode(errors="surrogatepass")) > NOTE_MAX_BYTES):
         raise InvalidConfig(name, text, f"text of at most {NOTE_MAX_BYTES} bytes")

@@ -119,9 +119,7 @@ class OffsetStager:
 
 
 def _within_reach(offsets: Int64Array, start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """Split the records ``[start, stop)`` into ranges of which each fits into one batch, by the distance of its
-    offsets.
-    """
+    """Split the records ``[start, stop)`` into ranges; the offsets of a range fit into one batch."""
     while start < stop:
         end = min(stop, int(np.searchsorted(offsets, offsets[start] + _SPAN_MAX)))
         yield start, end
@@ -147,8 +145,9 @@ class Restorer:
         return self._next
 
     def put(self, base_offset: int, batch: EncodedBatch) -> None:
-        """Queue ``batch`` for ``base_offset``, after filling a gap before it; the next `flush` appends it at the
-        latest.
+        """Queue ``batch`` to be appended at ``base_offset``, after filling a gap before it.
+
+        The next `flush` appends it at the latest.
 
         Raises `OffsetTaken` and the errors of `Partition.append_batches`.
         """

@@ -52,8 +52,7 @@ class StagedFile:
         self._fd = fs.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
     def write(self, tp: TopicPartition, batch: EncodedBatch, base_offset: int = 0) -> None:
-        """Write a batch; ``base_offset`` is the offset that it must get, if that is known already. Raises `DiskFull`.
-        """
+        """Write a batch; ``base_offset`` is the offset that it must get, if that is known. Raises `DiskFull`."""
         buffers = (batch.placed_at(base_offset, 0), batch.payload)
         try:
             write_all(self._fs, self._fd, buffers, self._position)

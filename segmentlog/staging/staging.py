@@ -43,9 +43,9 @@ class _Pending:
 class Stager:
     """Assigns records to partitions as a producer does, and stages them as finished batches. Not thread-safe.
 
-    topic_of     `LogStore.topic`, for the number of partitions and the settings of a topic
-    path         of the file to write
-    task         number of the task: batches are published in the order of tasks
+    topic_of           returns a topic by its name, usually `LogStore.topic`
+    path               path of the file to write
+    task               number of the task: batches are published in the order of tasks
     allow_null_values  also accept null values for topics that are not compacted
     """
 

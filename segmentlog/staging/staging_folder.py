@@ -137,7 +137,9 @@ def sweep_abandoned(fs: FileSystem, store_path: str, now_s: float | None = None)
                 names = fs.listdir(f"{folder}/{job}")
                 if max((fs.stat(f"{folder}/{job}/{name}").st_mtime for name in names), default=oldest) > oldest:
                     continue
-                if any(name.startswith(_RUN_PREFIX) for name in names):  # the query may start again: keep its run files, which fence old runs
+                if any(
+                    name.startswith(_RUN_PREFIX) for name in names
+                ):  # run files fence old runs of a query: keep them
                     for name in names:
                         if name.endswith(STAGED_SUFFIX):
                             fs.unlink(f"{folder}/{job}/{name}")

@@ -82,8 +82,7 @@ def first_bytes(length: int) -> GroupOf:
 
 
 class KeyStatistics:
-    """Counts the records of partitions by group of keys, one partition after the other, in ``groups``. Not thread-safe.
-    """
+    """Counts the records of one partition after the other, by group of keys, in ``groups``. Not thread-safe."""
 
     def __init__(
         self,
@@ -95,8 +94,7 @@ class KeyStatistics:
     ) -> None:
         self.groups: dict[GroupName, KeyGroup] = {}
         self.unreadable: dict[tuple[int, int], UnreadableBatch] = {}
-        """By partition and offset: batches that do not decode; they were not counted, and a compaction pass would keep
-        them.
+        """By partition and offset: batches that do not decode. They are not counted; a compaction pass would keep them.
         """
         self._group_of = group_of
         self._buffer_bytes = buffer_bytes

@@ -31,7 +31,7 @@ class TableSource:
     """One partition, and the position up to which a table has read it. Not thread-safe.
 
     limit   the offset at which the table ends; None: it continues to the end of the log
-    seed    seed of the identities of keys
+    seed    seed of the hashes that identify keys
     """
 
     def __init__(
@@ -152,9 +152,7 @@ class TableSource:
                 offset = error.lost.end_offset
 
     def batch_at(self, offset: int) -> RecordBatch | None:
-        """Return the records of one batch from ``offset`` on, or the next existing batch; None if there is no later
-        batch.
-        """
+        """Return the records from ``offset`` on of its batch, or the next existing batch; None if there is none."""
         with contextlib.suppress(OffsetOutOfRange, LogTruncated):
             return next(self.log.read(offset, 1), None)
         return None
