@@ -48,16 +48,13 @@ class FsyncPolicy:
 
     The death of a process, including kill -9, loses no acknowledged record under any policy.
 
-    - `always`: an append returns once its records are on disk; concurrent appends share one fsync. No acknowledged
-    record
-      can be lost.
-    - `ms`: a background flush at least every `amount` milliseconds (`everysec` is 1000). Records of the last `amount`
-    ms,
-      and those appended during a running flush, can be lost.
+    - `always`: an append returns once its records are on disk; concurrent appends share one fsync. No
+      acknowledged record can be lost.
+    - `ms`: a background flush at least every `amount` milliseconds (`everysec` is 1000). Records of the
+      last `amount` milliseconds, and those appended during a running flush, can be lost.
     - `records`: a flush once `amount` records are unflushed. These, and those appended during the flush, can be lost.
-    If a
-      topic becomes idle, its last few records stay at risk.
-    - `bytes`: the same, counted in stored bytes.
+      If a topic becomes idle, its last few records stay at risk.
+    - `bytes`: like `records`, but `amount` is a number of stored bytes.
     - `never`: the operating system decides, usually after 5 to 30 seconds; sealing a segment syncs it, too. All
       records that were not written yet can be lost.
 

@@ -332,7 +332,7 @@ class UnreadableBatch(CorruptBatch):
 
     def __init__(self, path: str, position: int, reason: str, offset: int, next_offset: int, record_count: int) -> None:
         super().__init__(path, position, "records that decode", reason, offset)
-        self.args = (path, position, reason, offset, next_offset, record_count)  # it is pickled by these
+        self.args = (path, position, reason, offset, next_offset, record_count)  # pickling passes `args` to __init__
         self.reason, self.next_offset, self.record_count = reason, next_offset, record_count
 
     def __str__(self) -> str:
@@ -353,12 +353,13 @@ class DiskFull(SegmentlogError, OSError):
 
     Remedy: free space, then send the failed records again in their order. Nothing has to be reopened.
 
-    ``size_bytes`` is how much did not fit; 0 if it was a name in a folder, or if the size is unknown.
+    ``size_bytes`` is the number of bytes that did not fit; 0 if that is unknown, or if a new file had no room for its
+    name.
     """
 
     def __init__(self, path: str, size_bytes: int = 0) -> None:
         super().__init__(path, size_bytes)
-        self.errno = errno.ENOSPC  # an OSError of two arguments takes the first for it
+        self.errno = errno.ENOSPC  # OSError takes the first of two arguments, here the path, as errno
         self.path, self.size_bytes = path, size_bytes
 
     def __str__(self) -> str:
@@ -379,7 +380,7 @@ class ProcessLimitError(SegmentlogError, OSError):
     """
 
     def __init__(self, number: int, why: str, path: str, *, appended: bool = False) -> None:
-        super().__init__(number, why, path)  # as OSError has them: it is pickled by these
+        super().__init__(number, why, path)  # the order of OSError's arguments; pickling passes them to __init__
         self.why, self.path, self.appended = why, path, appended
 
     def __str__(self) -> str:
@@ -686,8 +687,9 @@ class ProducerNameInUse(SegmentlogError):
 
     def __str__(self) -> str:
         return (
-            f"the name {self.producer!r} belongs to {self.holder}. A new instance of a producer of the library continues"
-            " the sequence numbers of the name, and Kafka's begins at 0, so they cannot share it; choose another name"
+            f"the name {self.producer!r} belongs to {self.holder}. In the library, a new instance of a producer"
+            " continues the sequence numbers of its name. Kafka's begins at 0, so they cannot share a name; choose another"
+            " name"
         )
 
 
@@ -715,7 +717,7 @@ class OutOfOrderSequence(SegmentlogError):
 class TransactionAborted(SegmentlogError):
     """The transaction was aborted instead of committed.
 
-    Cause: some of its records could not be appended, or a crash took a part of it; ``why`` says which.
+    Cause: some of its records could not be appended, or a crash lost some of them; ``why`` says which.
 
     Data: readers with ``isolation="read_committed"`` see nothing of the transaction. Offsets that it should commit are
     unchanged.

@@ -96,7 +96,7 @@ class RecoveryReport(msgspec.Struct, frozen=True):
                      ``machine death``  scanned from the recovery point; the log continues at its offset ceiling
                      ``restored``       first open after a restore from an object store; continues at its offset ceiling
                      ``failed fsync``   the unsynced end was written again and synced
-                     ``no checkpoint``  scanned completely; the log continues far beyond every assigned offset
+                     ``no checkpoint``  scanned completely; continues far beyond offsets that may have been assigned
     scanned_bytes    bytes of the log that were read and checked
     truncated_bytes  bytes removed at the end of the log, kept in ``quarantine_path``
     lost             the range of offsets that this recovery gave up, or None

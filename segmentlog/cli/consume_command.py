@@ -297,7 +297,7 @@ class _RecordPrinter:
         from segmentlog.records import TopicPartition
 
         tp = TopicPartition(batch.topic, batch.partition)
-        # a partition created later, which is read because its topic is
+        # a partition that was created later: the consumer reads all partitions of a topic
         if not any(selector.fits(*tp) for selector in self._selectors):
             return
         end = self._ends.get(tp)

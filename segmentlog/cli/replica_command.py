@@ -61,7 +61,7 @@ def replica(
 
 
 def _follow(copy: Replica, interval: int, stopped: list[int]) -> None:
-    """Refresh until stopped. Print an error once, and when it is over."""
+    """Refresh the replica until a signal arrives. Print an error once, and print when it no longer occurs."""
     from segmentlog.errors import SegmentlogError
 
     last_error, due_s = "", time.monotonic() + interval / 1000

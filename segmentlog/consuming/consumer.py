@@ -333,7 +333,7 @@ class Consumer(Generic[K, V]):
             if step is not None and not step.done():
                 self.wakeup()
                 await asyncio.wait([step])
-                self._follower.is_woken = False  # it was for that thread, not for the next iteration
+                self._follower.is_woken = False  # `wakeup` was to end that thread's wait, not the next one
             fetches.close()
 
     def _fetches(self) -> Generator[tuple[Cursor, RecordBatch[Any, Any]], None, None]:

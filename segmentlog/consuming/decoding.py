@@ -43,7 +43,10 @@ class Decoding:
         """Errors of skipped records: the last 1,000."""
 
     def decoded(self, batch: RecordBatch) -> Iterator[RecordBatch[Any, Any]]:
-        """Yield the batch with objects, split where records are skipped, and up to the record that raises.
+        """Yield the records of a batch with deserialized keys and values, in one part or several.
+
+        If a record cannot be deserialized, ``on_error`` decides: the parts leave it out, or end before it and the call
+        raises.
 
         Raises `DeserializationError`.
         """

@@ -313,7 +313,10 @@ class Producer(Generic[K, V]):
         return -1 if self._identity is None else self._identity.last_number(log)
 
     def note_resume(self, topic: str, partitions: int) -> int:
-        """Return the topic's partition count at the first call for this name; used to spread records by counting."""
+        """Return the topic's partition count at the first call for this producer name, which stores it.
+
+        `segmentlog produce --producer` assigns records to so many partitions, even if partitions are added later.
+        """
         return self._idempotent("note_resume").note_resume(topic, partitions)
 
     @property
