@@ -688,8 +688,8 @@ class ProducerNameInUse(SegmentlogError):
     def __str__(self) -> str:
         return (
             f"the name {self.producer!r} belongs to {self.holder}. In the library, a new instance of a producer"
-            " continues the sequence numbers of its name. Kafka's begins at 0, so they cannot share a name; choose another"
-            " name"
+            " continues the sequence numbers of its name. Kafka's begins at 0, so they cannot share a name; choose"
+            " another name"
         )
 
 

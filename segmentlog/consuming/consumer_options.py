@@ -117,7 +117,7 @@ class ConsumerOptions(msgspec.Struct, kw_only=True):
         if not isinstance(reset, str | None) or reset not in (None, "earliest", "latest", "error"):
             raise InvalidConfig("auto_offset_reset", reset, "'earliest', 'latest' or 'error'")
         if self.group is None and self.auto_commit:
-            raise InvalidConfig("auto_commit", True, "False without a group, which stores the committed offsets")
+            raise InvalidConfig("auto_commit", True, "give a group as well, which stores the committed offsets")
 
 
 def check_start(start: object, name: str = "start") -> None:

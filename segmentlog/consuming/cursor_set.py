@@ -157,7 +157,9 @@ class CursorSet:
         names = []
         for source in self._sources:
             if not isinstance(source, str):
-                raise InvalidConfig("topics", source, f"a topic or a pattern: group {group!r} assigns the partitions")
+                raise InvalidConfig(
+                    "topics", source, f"give a topic or a pattern: group {group!r} assigns the partitions"
+                )
             if not is_pattern(source):
                 self._is_awaited(check_topic_name(source, internal=True))
             names.append(source)

@@ -342,7 +342,8 @@ class RedisTopic:
     def rows(self, pages: list[tuple[int, int]], size: int, skip: int = 0) -> Iterator[ParsedRecords]:
         """Yield the records of these pages, oldest first, without the first ``skip``.
 
-        Yields lists of ``size`` records; of fewer if values as large as the last ones would take `ROWS_MAX_BYTES`.
+        Yields lists of ``size`` records, or of fewer records if these would take more than `ROWS_MAX_BYTES`, estimated
+        by the size of the previous values.
         """
         count = min(size, _FIRST_PAGE_RECORDS)
         for number, _ in pages:

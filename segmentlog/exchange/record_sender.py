@@ -1,4 +1,4 @@
-"""Send parsed records to a topic, and count them, so that every failure says how to resume."""
+"""Send parsed records to a topic, and count them, so that the message of every failure has how to resume."""
 
 from __future__ import annotations
 
@@ -85,9 +85,9 @@ class RecordSender:
     ) -> None:
         """Send to ``topic``.
 
-        ``on_append`` is called with partition, base offset and count of each append. ``limit_bytes``: the largest
-        record, if the records of a list may go to several partitions. ``skipped``: count of input records before the
-        first one.
+        ``on_append`` is called with partition, base offset and count of each append. ``limit_bytes`` is the size limit
+        of a record, if the records of a list may go to several partitions. ``skipped`` is the count of input records
+        before the first record that is sent.
         """
         self._producer = producer
         self._topic = topic

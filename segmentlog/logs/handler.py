@@ -51,7 +51,7 @@ _OF_THE_RECORD: Final = (RecordTooLarge, InvalidRecord)
 
 
 class _NoLock:
-    """Replaces `logging.Handler.lock`, which would make all logging threads wait for a blocked one."""
+    """Replaces `logging.Handler.lock`: if one thread waits for room, the lock would make all logging threads wait."""
 
     def acquire(self, *_: object) -> bool:
         return True

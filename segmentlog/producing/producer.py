@@ -434,7 +434,7 @@ class Producer(Generic[K, V]):
 
     def _idempotent(self, what: str) -> ProducerIdentity:
         if self._identity is None:
-            raise InvalidConfig("enable_idempotence", False, f"True for {what}")
+            raise InvalidConfig("enable_idempotence", False, f"it must be True to use {what}")
         return self._identity
 
     @property

@@ -137,7 +137,7 @@ class Stager:
                 self._file.write(tp, batch)
 
     def finish(self) -> Staged:
-        """Stage the remaining records, and return the contents of the file."""
+        """Stage the remaining records, and close the file; return its path and which batches it contains."""
         for tp in sorted(self._pending):
             self._stage(tp)
         return self._file.finish()

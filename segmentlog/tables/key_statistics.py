@@ -197,7 +197,7 @@ class KeyStatistics:
 
         try:
             found = log.read(start, on_skip=on_skip)
-        except LogTruncated as truncated:  # trimmed to an offset inside a lost range
+        except LogTruncated as truncated:  # the log was trimmed to an offset inside a lost range
             found = log.read(truncated.lost.end_offset, on_skip=on_skip)
         for batch in found:
             if batch.base_offset >= end:

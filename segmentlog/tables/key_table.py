@@ -7,9 +7,9 @@ An entry is the last record of a key in one partition::
     place   u64    partition (17 bits), offset (46 bits), 1 if the record deletes the key
     time    i64    timestamp of the record, milliseconds
 
-Entries are stored in *runs*, oldest first. New entries become a new run, which is merged with the run before it if it
-is larger than an eighth of it. So ten million keys are in five or six runs, adding one record moves few entries, and a
-look-up is a binary search in each run.
+Entries are stored in *runs*, oldest first. New entries become a new run. The new run is merged with the run before it
+if the new run has more than an eighth of the older run's entries. So ten million keys are in five or six runs, adding
+one record moves few entries, and a look-up is a binary search in each run.
 
 If a key has entries in several partitions, the entry with the latest timestamp counts; of equal timestamps, the one in
 the highest partition. All entries are kept, including tombstones, so that the result does not depend on the order in
@@ -133,7 +133,9 @@ class KeyTable:
     def are_current(self, partition: int, low: Uint64Array, high: Uint64Array, offsets: Int64Array) -> Flags:
         """Return which of these records are the latest of their key, so that their value is the key's value."""
         hashes = self._mix(low, high)
-        order = _order_of(hashes)  # neighbours are close together, which takes a quarter of the time
+        order = _order_of(
+            hashes
+        )  # in this order, look-ups that follow each other touch the same memory: a quarter of the time
         places, _ = self._current(hashes[order], high[order])
         current = np.empty(len(order), np.bool_)
         current[order] = places == _places(partition, offsets, None)[order]
@@ -230,7 +232,7 @@ class KeyTable:
         self._count = self._recount(whole)
 
     def _merge_newest(self) -> None:
-        """Merge the newest run with the one before it while it is relatively large."""
+        """Merge the newest run with the run before it, while it has more than an eighth of that run's entries."""
         runs = list(self._runs)
         while len(runs) > 1 and len(runs[-2].hashes) < max(self._small, _RATIO * len(runs[-1].hashes)):
             new, old = runs.pop(), runs.pop()
@@ -298,7 +300,7 @@ def _sorted_run(hashes: Uint64Array, highs: Uint64Array, places: Uint64Array, ti
     sorted_hashes, sorted_highs = hashes[order], highs[order]
     last = _is_last(sorted_hashes, sorted_highs)
     if np.any((sorted_hashes[1:] == sorted_hashes[:-1]) & (sorted_highs[1:] != sorted_highs[:-1])):
-        # Two keys with the same hash, and mixed records: a few in 10^15 pairs.
+        # Two keys have the same hash, and their records alternate. This happens to a few in 10^15 pairs.
         order = np.lexsort((highs, hashes))  # stable
         last = _is_last(hashes[order], highs[order])
     order = order[last]
