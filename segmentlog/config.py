@@ -305,8 +305,8 @@ class ConfigLine(NamedTuple):
 class TopicConfig:
     """How a topic rolls, retains, compacts, compresses and syncs its records. Raises InvalidConfig.
 
-    Units are in the names. For no limit, Kafka's keys have Kafka's value, -1 (`retention_*`) or UNLIMITED_MS, and
-    segmentlog's own keys have None. The number of partitions is stored separately.
+    Units are in the names. "No limit" is Kafka's value in Kafka's keys: -1 (`retention_*`) or UNLIMITED_MS. It is None
+    in segmentlog's own keys. The number of partitions is stored separately.
     """
 
     segment_bytes: int = _key(

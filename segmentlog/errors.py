@@ -654,8 +654,8 @@ class ProducerFenced(SegmentlogError):
 class ProducerBusy(SegmentlogError):
     """A named producer cannot be opened now.
 
-    Cause: the outcome of the name's last transaction is not yet decided, or not yet written to every partition. For
-    example, the process that finishes the transaction is suspended, or the disk is full.
+    Cause: the outcome of the name's last transaction is undecided, or some partitions do not have it yet. For example,
+    the process that finishes the transaction is suspended, or the disk is full.
 
     Data: nothing was changed. The transaction will be committed or aborted as a whole.
 

@@ -312,9 +312,9 @@ class CursorSet:
     def prefetch(self, cursor: Cursor) -> PrefetchedBatches | None:
         """Return the next batches that `fetch` would yield, without moving the cursor; None if there are none.
 
-        Runs in a pool thread, and only the event loop moves the cursor. If there is only a gap without records, the
-        result has no batches, and its `end_position` is the end of the gap. Raises an error that occurs before the
-        first batch.
+        Runs in a pool thread, and only the event loop moves the cursor. If only a gap of offsets follows, the result
+        has no batches, and its `end_position` is the end of the gap. Raises an error that occurs before the first
+        batch.
         """
         copy = Cursor(cursor.tp, cursor.log, cursor.position, cursor.end_offset)
         copy.paused = cursor.paused

@@ -34,7 +34,7 @@ def announce_waiting(watch: Watch, logs: Iterable[Partition]) -> bool:
 
 
 class Pause(NamedTuple):
-    """How long a reader without records may sleep, unless an append wakes it, before it checks again."""
+    """How long a reader may sleep before it checks for records again. An append ends the sleep earlier."""
 
     seconds: float
     must_poll: bool

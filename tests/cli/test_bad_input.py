@@ -150,7 +150,7 @@ USAGE = [
     ("produce words -k :: --format json", "--key-separator"),
     ("consume words/x", "such as clicks or clicks/0"),
     ("consume words --partition -1", "-1 is not in the range"),
-    ("consume words --from yesterday", "is not an offset or a time: give earliest, latest, an offset"),
+    ("consume words --from yesterday", "is not an offset or a time. Give earliest, latest, an offset"),
     ("consume words --from 99999999999999999999", "is not an offset or a time"),
     ("consume words --to 2026-99-99", "is not an offset or a time"),
     ("consume words -n 0", "0 is not in the range"),
