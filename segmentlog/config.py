@@ -48,16 +48,13 @@ class FsyncPolicy:
 
     The death of a process, including kill -9, loses no acknowledged record under any policy.
 
-    - `always`: an append returns once its records are on disk; concurrent appends share one fsync. No acknowledged
-    record
-      can be lost.
-    - `ms`: a background flush at least every `amount` milliseconds (`everysec` is 1000). Records of the last `amount`
-    ms,
-      and those appended during a running flush, can be lost.
+    - `always`: an append returns once its records are on disk; concurrent appends share one fsync. No
+      acknowledged record can be lost.
+    - `ms`: a background flush at least every `amount` milliseconds (`everysec` is 1000). Records of the
+      last `amount` milliseconds, and those appended during a running flush, can be lost.
     - `records`: a flush once `amount` records are unflushed. These, and those appended during the flush, can be lost.
-    If a
-      topic becomes idle, its last few records stay at risk.
-    - `bytes`: the same, counted in stored bytes.
+      If a topic becomes idle, its last few records stay at risk.
+    - `bytes`: like `records`, but `amount` is a number of stored bytes.
     - `never`: the operating system decides, usually after 5 to 30 seconds; sealing a segment syncs it, too. All
       records that were not written yet can be lost.
 
@@ -93,7 +90,7 @@ class FsyncPolicy:
                 return cls("ms", parse_duration_ms(word))
             if not isinstance(text, str | int):  # a timedelta
                 return cls("ms", parse_duration_ms(text))
-        except ValueError:  # also InvalidConfig: the caller wrote the whole text, so the message shows all of it
+        except ValueError:  # also InvalidConfig of a part of the text: the error below shows the whole text
             pass
         raise InvalidConfig("fsync", text, _FSYNC_ACCEPTED)
 
@@ -152,7 +149,7 @@ def _duration(low: int, unlimited: object = _BOUNDED) -> _Kind:
 
 
 def _because(kind: _Kind, reason: str) -> _Kind:
-    """Return the same kind, with the reason for its limits in the error."""
+    """Return a kind that parses like ``kind`` and whose error also has the reason for its limits."""
     return _Kind(kind.parse, kind.show, f"{kind.accepted}: {reason}")
 
 
@@ -308,8 +305,8 @@ class ConfigLine(NamedTuple):
 class TopicConfig:
     """How a topic rolls, retains, compacts, compresses and syncs its records. Raises InvalidConfig.
 
-    Units are in the names. "No limit" is Kafka's value for it, -1 (`retention_*`) or UNLIMITED_MS; None for the
-    additional keys. The number of partitions is stored separately.
+    Units are in the names. "No limit" is Kafka's value in Kafka's keys: -1 (`retention_*`) or UNLIMITED_MS. It is None
+    in segmentlog's own keys. The number of partitions is stored separately.
     """
 
     segment_bytes: int = _key(
@@ -443,7 +440,7 @@ class TopicConfig:
                 least, most = (getattr(self, name.replace(".", "_")) for name in (local_key, key))
                 if most != UNLIMITED and (least == UNLIMITED or least > most):
                     raise InvalidConfig(
-                        local_key, least, f"at most {key}, which is {most}, or {AS_RETENTION} for the same"
+                        local_key, least, f"at most {key}, which is {most}, or {AS_RETENTION} to use {key}"
                     )
 
     @property
@@ -530,7 +527,7 @@ def _by_field_name(settings: Mapping[str, object]) -> dict[str, Any]:
         if name not in _KINDS:
             raise InvalidConfig(key, value, _known_keys(_dotted(name)))
         if name in by_name:
-            raise InvalidConfig(key, value, f"{_dotted(name)} once, not in two spellings")
+            raise InvalidConfig(key, value, f"give {_dotted(name)} only once, in one spelling")
         by_name[name] = value
     return by_name
 

@@ -72,7 +72,8 @@ class InvalidRecord(SegmentlogError, TypeError):
 
     Data: no record of the call was appended.
 
-    Remedy: correct the record ``index`` of the call. ``indices`` lists more such records, if they were looked for.
+    Remedy: correct the record ``index`` of the call. ``indices`` lists all invalid records that the call found; some
+    calls stop at the first.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class InvalidRecord(SegmentlogError, TypeError):
         super().__init__(column, index, found, expected, indices)
         self.column, self.index, self.found, self.expected = column, index, found, expected
         self.indices = (index,) if indices is None else indices
-        """Positions of all such records in the call, as far as they were looked for; ``index`` is the first."""
+        """Indexes of the invalid records that the call found; ``index`` is the first. Some calls stop at the first."""
 
     def __str__(self) -> str:
         return f"{self.column}[{self.index}] is {self.found}; expected {self.expected}"
@@ -93,7 +94,7 @@ class InvalidRecord(SegmentlogError, TypeError):
 
     @property
     def reason(self) -> str:
-        """The fault of the record, for a message that names the record itself and not its place in a list."""
+        """Why the record is invalid, without its index, for a message that already names the record."""
         if self.has_no_key:
             return f"it has no key; expected {self.expected}"
         return f"its {self.column.removesuffix('s')} is {self.found}; expected {self.expected}"
@@ -331,7 +332,7 @@ class UnreadableBatch(CorruptBatch):
 
     def __init__(self, path: str, position: int, reason: str, offset: int, next_offset: int, record_count: int) -> None:
         super().__init__(path, position, "records that decode", reason, offset)
-        self.args = (path, position, reason, offset, next_offset, record_count)  # it is pickled by these
+        self.args = (path, position, reason, offset, next_offset, record_count)  # pickling passes `args` to __init__
         self.reason, self.next_offset, self.record_count = reason, next_offset, record_count
 
     def __str__(self) -> str:
@@ -352,12 +353,13 @@ class DiskFull(SegmentlogError, OSError):
 
     Remedy: free space, then send the failed records again in their order. Nothing has to be reopened.
 
-    ``size_bytes`` is how much did not fit; 0 if it was a name in a folder, or if the size is unknown.
+    ``size_bytes`` is the number of bytes that did not fit; 0 if that is unknown, or if a new file had no room for its
+    name.
     """
 
     def __init__(self, path: str, size_bytes: int = 0) -> None:
         super().__init__(path, size_bytes)
-        self.errno = errno.ENOSPC  # an OSError of two arguments takes the first for it
+        self.errno = errno.ENOSPC  # OSError takes the first of two arguments, here the path, as errno
         self.path, self.size_bytes = path, size_bytes
 
     def __str__(self) -> str:
@@ -378,7 +380,7 @@ class ProcessLimitError(SegmentlogError, OSError):
     """
 
     def __init__(self, number: int, why: str, path: str, *, appended: bool = False) -> None:
-        super().__init__(number, why, path)  # as OSError has them: it is pickled by these
+        super().__init__(number, why, path)  # the order of OSError's arguments; pickling passes them to __init__
         self.why, self.path, self.appended = why, path, appended
 
     def __str__(self) -> str:
@@ -513,7 +515,7 @@ class ObjectStoreError(SegmentlogError):
 class SegmentGone(ObjectStoreError):
     """The only copy of an evicted segment is missing from the object store.
 
-    Cause: the object ``what`` was deleted, or another machine took over the store and does not need it.
+    Cause: the object ``what`` was deleted, possibly by another machine that took over the store.
 
     Data: the records of this segment cannot be read. All other records can.
 
@@ -529,8 +531,8 @@ class SegmentGone(ObjectStoreError):
 class ShippingRefused(SegmentlogError):
     """A command on an object store was refused, because the object store and the local folder do not fit together.
 
-    Cause: another store is shipped to the URL, the target folder is not empty, another process works on it, or an
-    object is damaged. The message names it.
+    Cause: another store is shipped to the URL, the target folder is not empty, another process is writing to the folder
+    or the URL, or an object is damaged. The message names the cause.
 
     Data: nothing was changed.
 
@@ -546,14 +548,14 @@ class ShippingRefused(SegmentlogError):
 
 
 class PartitionBusy(SegmentlogError):
-    """Another process works in the partition or topic and did not finish in time.
+    """Another process keeps the partition or topic locked, and did not release it in time.
 
-    Cause: a rename, deletion or repair waited (up to 30 seconds) for a process that is stopped, or that never
-    pauses.
+    Cause: a rename, deletion or repair waited (up to 30 seconds) for a lock. The process that has it is suspended, or
+    never releases it.
 
     Data: nothing was changed.
 
-    Remedy: stop that process, then repeat the call.
+    Remedy: end that process, then repeat the call.
     """
 
     def __init__(self, log: str, what: str) -> None:
@@ -652,12 +654,12 @@ class ProducerFenced(SegmentlogError):
 class ProducerBusy(SegmentlogError):
     """A named producer cannot be opened now.
 
-    Cause: the last transaction of the name is not finished everywhere, for example because a process is stopped in the
-    middle of it or the disk is full.
+    Cause: the outcome of the name's last transaction is undecided, or some partitions do not have it yet. For example,
+    the process that finishes the transaction is suspended, or the disk is full.
 
-    Data: nothing was changed. The outcome of that transaction is decided or will be.
+    Data: nothing was changed. The transaction will be committed or aborted as a whole.
 
-    Remedy: continue or kill the stopped process, or free disk space; then open the producer again.
+    Remedy: resume or kill the suspended process, or free disk space; then open the producer again.
     """
 
     def __init__(self, producer: str, why: str) -> None:
@@ -669,10 +671,10 @@ class ProducerBusy(SegmentlogError):
 
 
 class ProducerNameInUse(SegmentlogError):
-    """The producer name is used by the other kind of client.
+    """The producer name is already used by a Kafka client of a server, or by a producer of the library.
 
-    Cause: a client of a server has this ``transactional.id``, or a producer of the library has this name. The two
-    number their records differently, so they cannot share a name.
+    Cause: the name of a new producer of the library is the ``transactional.id`` of a client of a server, or the
+    reverse. The two kinds of producers number their records differently, so they cannot share a name.
 
     Data: nothing was changed.
 
@@ -685,8 +687,9 @@ class ProducerNameInUse(SegmentlogError):
 
     def __str__(self) -> str:
         return (
-            f"the name {self.producer!r} belongs to {self.holder}. Producers of the library number their records over"
-            " all instances, Kafka's begin at 0 in each, so they cannot share a name; choose another one"
+            f"the name {self.producer!r} belongs to {self.holder}. In the library, a new instance of a producer"
+            " continues the sequence numbers of its name. Kafka's begins at 0, so they cannot share a name; choose"
+            " another name"
         )
 
 
@@ -714,7 +717,7 @@ class OutOfOrderSequence(SegmentlogError):
 class TransactionAborted(SegmentlogError):
     """The transaction was aborted instead of committed.
 
-    Cause: some of its records could not be appended, or a crash took a part of it; ``why`` says which.
+    Cause: some of its records could not be appended, or a crash lost some of them; ``why`` says which.
 
     Data: readers with ``isolation="read_committed"`` see nothing of the transaction. Offsets that it should commit are
     unchanged.
@@ -776,7 +779,8 @@ class ConsumerBusy(SegmentlogError):
 class GroupNotEmpty(SegmentlogError):
     """The committed offsets of a group cannot be reset or deleted while it has members.
 
-    Cause: members of the library or clients of a server are reading; ``holder`` names the clients.
+    Cause: members of the library or clients of a server are in the group; ``holder`` describes them if they are
+    clients.
 
     Data: nothing was changed.
 
@@ -794,13 +798,14 @@ class GroupNotEmpty(SegmentlogError):
 
 
 class GroupInUse(SegmentlogError):
-    """The group has members of the other kind: clients of a server and members of the library cannot share a group.
+    """The group has members already, and clients of a server and members of the library cannot share a group.
 
-    Cause: ``holder`` has the group. ``members`` is their number, as far as it is known.
+    Cause: a consumer of the library joined a group of a server's clients, or the reverse. ``holder`` describes the
+    present members, and ``members`` is their number, as far as it is known.
 
-    Data: nothing was changed. Committed offsets are the same for both kinds.
+    Data: nothing was changed. Consumers of both kinds use the same committed offsets.
 
-    Remedy: stop those members and join again, or join another group.
+    Remedy: stop the present members and join again, or join another group.
     """
 
     def __init__(self, group: str, members: int, holder: str) -> None:

@@ -65,8 +65,9 @@ class EpochStart(msgspec.Struct, frozen=True, gc=False):
 class LostRange(msgspec.Struct, frozen=True, gc=False):
     """Offsets ``[base_offset, end_offset)`` that have no record, and never will.
 
-    Records that had these offsets before a crash or a truncation are lost; most of a range was usually never assigned.
-    ``epoch`` is the epoch in which the log continues at ``end_offset``.
+    Records that had these offsets before a crash or a truncation are lost. Usually most offsets of a range never had a
+    record, because after a crash the log continues far beyond the last one. ``epoch`` is the epoch in which the log
+    continues at ``end_offset``.
     """
 
     base_offset: int
@@ -90,14 +91,14 @@ class RecoveryReport(msgspec.Struct, frozen=True):
 
     verdict          ``new``            an empty partition was created
                      ``live``           the page cache is as the last process left it: nothing to do
-                     ``clean``          closed cleanly under another boot: nothing to do
+                     ``clean``          closed cleanly before the machine was restarted: nothing to do
                      ``torn write``     a process died during an append; its bytes were truncated
-                     ``machine death``  scanned from the recovery point, continued at the ceiling
-                     ``restored``       first open after a restore from an object store; continued at the ceiling
+                     ``machine death``  scanned from the recovery point; the log continues at its offset ceiling
+                     ``restored``       first open after a restore from an object store; continues at its offset ceiling
                      ``failed fsync``   the unsynced end was written again and synced
-                     ``no checkpoint``  scanned completely; continued far beyond offsets that may have been assigned
+                     ``no checkpoint``  scanned completely; continues far beyond offsets that may have been assigned
     scanned_bytes    bytes of the log that were read and checked
-    truncated_bytes  bytes removed at its end, kept in ``quarantine_path``
+    truncated_bytes  bytes removed at the end of the log, kept in ``quarantine_path``
     lost             the range of offsets that this recovery gave up, or None
     why              the evidence, as a sentence
     """

@@ -92,7 +92,7 @@ class LogStore(Clients):
         if url is not None:
             if ship is not None:
                 raise InvalidConfig(
-                    "ship", ship, "nothing: a store that is read from an object store cannot be shipped"
+                    "ship", ship, "omit it: a store that is read from an object store cannot be shipped"
                 )
             from segmentlog.objects.replica.remote_store import RemoteStore
 
@@ -101,7 +101,7 @@ class LogStore(Clients):
             path, fs, create, read_only = self._attached.path, self._attached.fs, False, True
         elif only_topics:
             raise InvalidConfig(
-                "only_topics", only_topics, "nothing: it is for stores that are read from an object store"
+                "only_topics", only_topics, "give it only for a store that is opened by its URL in an object store"
             )
         self.path = _as_path(path)
         self.url = url
@@ -167,7 +167,7 @@ class LogStore(Clients):
                 raise
 
     def _forget_parent(self) -> None:
-        """In a forked child: members of groups belong to the parent."""
+        """In a forked child: forget the members of groups, which belong to the parent process."""
         self._members = weakref.WeakSet()
 
     def __enter__(self) -> LogStore:
@@ -216,9 +216,9 @@ class LogStore(Clients):
         """Create a topic. ``options`` are keys of the topic config with underscores; ``config`` also accepts dots.
 
         partitions  number of partitions; default: one
-        exist_ok    return the topic if it exists already, whichever process created it. Its configuration is not
-        changed, even
-                    if it differs from the given one: use `alter_topic`. Without ``partitions``, any number is accepted.
+        exist_ok    return the topic if it exists already, whichever process created it. Its configuration remains
+                    unchanged, even if it differs from ``config``: use `alter_topic`. Without ``partitions``, the topic
+                    may have any number of partitions.
 
         Durable when it returns. Raises `TopicExists` (with ``exist_ok`` only if the topic has another number of
         partitions than ``partitions``), `InvalidTopicName`, `InvalidConfig`.
@@ -323,7 +323,7 @@ class LogStore(Clients):
             return 1.0
 
     def _holds_producer(self, producer_id: int) -> bool:
-        """Return whether a name may have this producer id; True while the names are unread or unreadable."""
+        """Return whether a producer name may have this producer id; True while the names have not been read."""
         transactions = self._transactions
         if self._topics.is_closed:
             return True
@@ -366,12 +366,15 @@ class LogStore(Clients):
         return self._schemas
 
     def _delete_orphaned_offsets(self) -> None:
-        """Delete committed offsets of topics that do not exist any more. It may run late: no other topic gets them."""
+        """Delete committed offsets of topics that do not exist any more.
+
+        No other topic can get these offsets, even if this runs late: they are stored under the topic's id.
+        """
         if self._topics.has(OFFSETS_TOPIC):
             self.group_offsets.delete_offsets_of_topics(self._topics.missing(self.group_offsets.topic_ids()))
 
     def _run_periodic_work(self, now_ms: int) -> None:
-        """Run the store's own periodic background work."""
+        """Run the periodic work of the whole store: remove leftovers of topics, expire committed offsets."""
         self._topics.administration.sweep()
         if self._topics.has(OFFSETS_TOPIC) and self.groups.expire_if_due(now_ms, self._offsets_retention_ms):
             self._delete_orphaned_offsets()

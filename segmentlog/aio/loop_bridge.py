@@ -27,7 +27,10 @@ M = TypeVar("M", bound=Closable)
 
 
 class Mailbox:
-    """Calls that other threads leave for an event loop, which is woken once for several calls. Thread-safe."""
+    """A queue of calls that other threads post and an event loop runs. Thread-safe.
+
+    Several posted calls wake the event loop only once.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -89,8 +92,8 @@ class LoopBridge:
     async def create(self, make: Callable[[], M]) -> M:
         """Run ``make`` and return the client that it creates; end this bridge if it fails.
 
-        If cancelled, the client is not created, or closed once it is: it may hold a producer name, for example, which
-        the next client needs.
+        If the caller is cancelled before ``make`` starts, no client is created. If it is cancelled later, the client is
+        closed once it exists: it may hold a producer name, for example, which the next client needs.
         """
         found: list[M] = []
         is_cancelled: list[bool] = []
@@ -113,7 +116,7 @@ class LoopBridge:
                 with contextlib.suppress(asyncio.CancelledError):
                     await asyncio.wait({making})
             if not making.cancelled():
-                making.exception()  # mark as retrieved: no other code gets the error
+                making.exception()  # mark as retrieved, so that asyncio does not log it
             if found:  # otherwise `work` closes it; closing twice is harmless
                 self.queue(lambda: _close_quietly(found[0]))
             self.end()
@@ -146,7 +149,10 @@ class LoopBridge:
             raise
 
     def serve(self, asked: SimpleQueue[Callable[[], object] | None] | None) -> None:
-        """Redirect calls to ``asked``, which a thread serves while it waits for a user's callback; None ends this."""
+        """Put queued calls into ``asked`` instead, from which the thread that waits for a user's callback runs them.
+
+        None ends this: a pool thread runs calls again.
+        """
         with self._mutex:
             self._served_by = asked
 
@@ -173,7 +179,7 @@ class LoopBridge:
             self.mailbox.post(_Succeeding(future, result))
 
     def end(self) -> None:
-        """End the client: no calls follow."""
+        """End the client, after its last call: idle pool threads need not wait for it any more."""
         pool.remove_user(self)
 
 
@@ -189,7 +195,7 @@ class _Succeeding:
 
 
 class _Failing:
-    """Sets the exception of a future, and drops its reference to it."""
+    """Sets the exception of a future."""
 
     def __init__(self, future: asyncio.Future[Any], error: BaseException) -> None:
         self._future, self._error = future, error
@@ -205,5 +211,5 @@ def _close_quietly(made: Closable) -> None:
 
 
 def add_note(error: asyncio.CancelledError, text: str) -> None:
-    """Add a note to a cancellation that says what happens to the cancelled call."""
+    """Add a note to a CancelledError; the note says what happens to the call that was cancelled."""
     error.add_note(f"segmentlog: {text}")

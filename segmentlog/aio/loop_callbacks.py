@@ -20,8 +20,8 @@ _CHECK_S = 1.0
 class Callbacks:
     """Wraps functions and coroutine functions so that pool threads can call them.
 
-    The waiting thread also runs the calls that a callback makes through the client, because that thread holds the
-    locks.
+    A pool thread waits until a callback has finished. Meanwhile it also runs the calls that the callback makes through
+    the client: another thread could not, because the waiting thread holds the client's locks.
     """
 
     def __init__(self) -> None:

@@ -88,8 +88,9 @@ class _RawStdout(io.FileIO):
 def prepare_process() -> None:
     """Set up what only the command's own process may change: standard streams, signal handlers, environment.
 
-    Closed descriptors 0 to 2 (`>&-`) are opened in the wrong direction, as stdopen of coreutils does. So no file of the
-    store gets their numbers, and using them fails.
+    Opens /dev/null as each of the descriptors 0 to 2 that is closed (`>&-`), so that no file of the store gets its
+    number. Reading such a stdin fails, because it is opened for writing; writing to such a stdout fails, because it is
+    opened for reading. Such a stderr discards what is written.
     """
     for fd, name, flags in ((0, "stdin", os.O_WRONLY), (1, "stdout", os.O_RDONLY), (2, "stderr", os.O_WRONLY)):
         if getattr(sys, name) is None:
@@ -122,13 +123,15 @@ _owns_process = False
 
 
 def _exit_at_once(number: int, frame: object) -> None:
-    """Exit at once on a signal while modules load: there is nothing to clean up, and a traceback would not help."""
+    """Exit at once if a signal arrives while modules load: nothing needs cleanup, and a traceback would not help."""
     os._exit(128 + number)
 
 
 def _redeliver_signal(lost: sys.UnraisableHookArgs) -> None:
-    """Deliver a signal again whose KeyboardInterrupt ended a finalizer or another callback: Python drops that
-    exception."""
+    """Deliver a signal again if its KeyboardInterrupt was raised in a finalizer or another callback.
+
+    Python prints and drops exceptions of such callbacks, so the signal would have no effect.
+    """
     raising = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) is not signal.SIG_IGN]
     if not isinstance(lost.exc_value, KeyboardInterrupt) or not raising:
         sys.__unraisablehook__(lost)
@@ -140,7 +143,7 @@ def _redeliver_signal(lost: sys.UnraisableHookArgs) -> None:
 
 
 def _repeat_signal(thread_id: int, number: int) -> None:
-    """Send the signal again once the thread has left the hook: Python drops exceptions within the hook, too."""
+    """Send the signal again once the thread has left `_redeliver_signal`: Python drops exceptions in that hook, too."""
     is_in_hook = True
     while is_in_hook:
         time.sleep(_REDELIVER_S)
@@ -163,7 +166,7 @@ def end_loading() -> None:
 
 @contextlib.contextmanager
 def loading() -> Iterator[None]:
-    """Import slow modules within this context: a signal ends the process as before a command begins."""
+    """Import slow modules within this context, in which a signal ends the process at once, without cleanup."""
     raising = [
         number
         for number in (signal.SIGINT, signal.SIGTERM)
@@ -267,12 +270,12 @@ class Skipped:
         self._found: dict[tuple[str, int], tuple[int, CorruptBatch]] = {}
 
     def add(self, partition: str, base_offset: int, end_offset: int, damage: CorruptBatch) -> None:
-        """Add offsets ``[base_offset, end_offset)`` of a partition such as t/0. Idempotent."""
+        """Record that offsets ``[base_offset, end_offset)`` of a partition such as t/0 were skipped. Idempotent."""
         first, _ = self._found.get((partition, end_offset), (base_offset, damage))
         self._found[partition, end_offset] = min(first, base_offset), damage
 
     def report(self) -> int:
-        """Print the offsets on stderr; return the exit status for them, 0 if there are none."""
+        """Print the skipped offsets on stderr; return the exit status for their damage, 0 if no offset was skipped."""
         for (partition, end_offset), (base_offset, damage) in self._found.items():
             what = "unreadable" if isinstance(damage, UnreadableBatch) else "damaged"
             say(f"{partition}: skipped {what} offsets {base_offset} to {end_offset - 1} ({damage.path})")
@@ -334,7 +337,7 @@ class Failures:
         self._busy.append(name)
 
     def exit_status(self, stopped: list[int]) -> int:
-        """Return the exit status. Print the busy partitions, unless a signal ended the wait."""
+        """Return the exit status of the command. Print partitions that stayed locked, unless a signal stopped it."""
         if self._busy and not stopped:
             say(f"error: {', '.join(self._busy)}: locked by another process; try again when it has finished")
         has_failed = bool(self._errors or self._busy)

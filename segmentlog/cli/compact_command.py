@@ -154,7 +154,10 @@ class _Compaction:
         self._failures = Failures()
 
     def open(self, partitions: list[tuple[Topic, int]], reads: int) -> list[Partition]:
-        """Open the partitions, and return those that open. ``reads``: how often the pass reports each sealed byte."""
+        """Open the partitions, and return those that could be opened.
+
+        ``reads`` is how many times the pass counts each byte of a sealed segment in its progress; sets the bar's total.
+        """
         for topic, number in partitions:
             with self._failures.collecting(f"{topic.name}/{number}", self._progress):
                 log = topic.partition(number)

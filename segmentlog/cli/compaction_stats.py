@@ -54,7 +54,10 @@ def show_groups(
 
 
 def _text(name: GroupName) -> str:
-    """Return a prefix as text. Escapes bytes that are not UTF-8 and characters that would move a terminal's cursor."""
+    """Return the name of a group of keys as text.
+
+    Escapes bytes that are not UTF-8 and characters that a terminal cannot print or that would move its cursor.
+    """
     text = name if isinstance(name, str) else name.decode(errors="backslashreplace")
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 

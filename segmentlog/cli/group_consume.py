@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from segmentlog.store import LogStore
 
 _COMMIT_MS: Final = 100
-"""Commit records printed this long ago: after kill -9, at most this time's records are printed again."""
+"""Time between commits of printed records: after kill -9, the next run prints the records of this time again."""
 _SHOWN: Final = 8
 
 # `head -3` reads a block and discards what follows the third line, and no process can know what it used. So the first
-# records are written one at a time, each after the reader took the one before; then in growing parts. A reader of the
-# first lines then discards at most a 256th of what it used.
+# records are written one at a time, each after the reader took the previous record; later records are written in
+# growing parts. A reader of the first lines then discards at most a 256th of what it used.
 _PARTS: Final = 256
 _CAREFUL_RECORDS: Final = 4096
 _PATIENCE_S: Final = 2.0
@@ -101,7 +101,7 @@ class Membership:
 
     @contextlib.contextmanager
     def committing(self, render: Render, pieces: Pieces, progress: Progress, stopped: list[int]) -> Iterator[None]:
-        """Print within this context; at its end commit durably the records that came through. Raises `ReaderGone`.
+        """Print within this context; at its end commit durably the records that the reader took. Raises `ReaderGone`.
 
         ``render`` returns the text of a batch, ``pieces`` the same text record by record.
         """
@@ -160,7 +160,11 @@ class Membership:
     # ------------------------------------------------------------ committing
 
     def _wait_for_reader(self, stopped: list[int]) -> None:
-        """Wait until the reader took everything or is gone; after a signal only briefly. Keeps polling the group."""
+        """Wait until the reader of stdout took all printed records, or is gone.
+
+        After a signal, waits `_PATIENCE_S` at most. Polls the group meanwhile, so that this member keeps its
+        partitions.
+        """
         since_s = math.inf
 
         def between() -> bool:

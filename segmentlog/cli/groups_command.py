@@ -163,7 +163,10 @@ class _Target(NamedTuple):
     shift: int = 0
 
     def offset_in(self, log: Partition, old: int | None) -> int:
-        """Return the target offset, which may be outside the log. Raises ClickException."""
+        """Return the offset to commit for a partition whose committed offset is ``old``; it may be outside the log.
+
+        Raises ClickException for a shift if ``old`` is None.
+        """
         if self.place is not None:
             return resolve_position(self.place, log)
         if old is None:

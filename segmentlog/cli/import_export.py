@@ -103,7 +103,7 @@ def import_(
 
     Files written by 'export' keep their keys, values, headers, timestamps and partitions; offsets are new. In CSV, an
     empty field is null (a tombstone, no key), and "" is an empty text. A timestamp of -1 means no timestamp. Rows
-    without the field get the time of the import.
+    without a timestamp field get the time of the import.
     """
     from segmentlog.exchange.record_files import FieldNames
 
@@ -149,7 +149,10 @@ def _rows_of(
     stack: ExitStack, store: LogStore, source: str, kind: _Kind | None, topic: str, fields: FieldNames, batch_size: int,
     skip: int,
 ) -> Iterator[ParsedRecords]:  # fmt: skip
-    """Return the records of a file, or if ``kind`` is None of Redis, where a missing topic is created."""
+    """Return the records of a file, or of Redis if ``kind`` is None.
+
+    For Redis, creates the topic if it does not exist; for a file, raises `UnknownTopic`.
+    """
     if kind is None:
         return _from_redis(store, source, topic, batch_size, skip)
     existing_topic(store, topic, to_write=True)

@@ -104,7 +104,7 @@ class RecordInput:
 
 
 class _Lines:
-    """Splits records that end with a mark, which the last one may lack."""
+    """Splits records that end with a mark, such as a line break; the last record may lack its mark."""
 
     def __init__(self, mark: bytes, limit_bytes: Callable[[], int], spare_bytes: int, *, is_json: bool) -> None:
         self._mark = mark

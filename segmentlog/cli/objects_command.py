@@ -20,7 +20,10 @@ def objects() -> None:
 @click.argument("url")
 @json_option
 def list_(url: str, as_json: bool) -> None:
-    """List the manifest at URL and every object that it refers to. A few new records may be in the manifest itself."""
+    """List the manifest at URL and every object that it refers to.
+
+    Some new records may have no object of their own: the manifest itself contains them.
+    """
     with loading():
         from segmentlog.objects.bucket.url import open_bucket
         from segmentlog.objects.manifest.garbage_collection import describe_manifest, describe_objects, stored_manifest

@@ -238,8 +238,7 @@ def _no_match(selector: Selector, count: int) -> NoReturn:
 
 
 def chosen_partitions(store: LogStore, selector: Selector | None) -> list[tuple[Topic, int]]:
-    """Return what a selector names, which may be a pattern; without one, all partitions of topics that are not
-    internal.
+    """Return the partitions that match a selector; without a selector, all partitions of topics that are not internal.
 
     Does not open them. Raises `UnknownTopic` for a topic that does not exist; opening raises it for a partition.
     """

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _TICK_S: Final = 0.05
 _YIELDS: Final = 20
-"""Yield the processor to the reader this many times before sleeping."""
+"""How often `wait_taken` yields the processor to the reader before it sleeps."""
 _SHORTEST_S: Final = 20e-6
 
 
@@ -52,7 +52,11 @@ class Stdout:
 
     @property
     def taken_bytes(self) -> int:
-        """Lower bound of the written bytes that the reader took: other processes may write into the same pipe."""
+        """Number of written bytes that the reader took, or fewer.
+
+        All bytes that wait in the pipe count as written by this process, although another process may write to it as
+        well.
+        """
         if not self.is_pipe:
             return self.written_bytes
         try:
@@ -62,7 +66,7 @@ class Stdout:
         return max(self.written_bytes - waiting, 0)
 
     def is_abandoned(self, wait_s: float = 0.0) -> bool:
-        """Return whether the pipe has no reader any more; wait up to ``wait_s`` for that."""
+        """Return whether the pipe has no reader any more; wait up to ``wait_s`` seconds for the reader to end."""
         return any(events & select.POLLERR for _, events in self._poll.poll(wait_s * 1000))
 
     def wait_taken(self, wait_s: float, between: Callable[[], bool] = lambda: True) -> bool:

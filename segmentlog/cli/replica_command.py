@@ -30,11 +30,11 @@ _POLL_S: Final = 0.2
 def replica(
     url: str, folder: str, topics: tuple[str, ...], interval: int, once: bool, status: bool, as_json: bool
 ) -> int:
-    """Keep a read-only copy of the store that is shipped to URL in FOLDER: all topics, or those that match.
+    """Keep a read-only copy in FOLDER of the store that is shipped to URL: all topics, or those that match TOPIC.
 
     Any process can open FOLDER as a store and follow it. Offsets, epochs, lost ranges, transactions and committed
-    offsets are those of the owner. The replica cannot be appended to. The command runs until it is interrupted; run it
-    again to continue.
+    offsets equal those of the shipped store. No process can append to the replica. The command runs until it is
+    interrupted; run it again to continue.
 
     \b
       segmentlog replica s3://bucket/store ./copy
@@ -61,7 +61,7 @@ def replica(
 
 
 def _follow(copy: Replica, interval: int, stopped: list[int]) -> None:
-    """Refresh until stopped. Print an error once, and when it is over."""
+    """Refresh the replica until a signal arrives. Print an error once, and print when it no longer occurs."""
     from segmentlog.errors import SegmentlogError
 
     last_error, due_s = "", time.monotonic() + interval / 1000

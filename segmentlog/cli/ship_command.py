@@ -41,9 +41,10 @@ def ship(
 ) -> int:  # fmt: skip
     """Replicate the store to an object store at URL, and exit when everything is uploaded.
 
-    Without topic names, ship the topics of the last time, at first all; '*' selects all topics again. Without URL, use
-    that of the last time. A later run uploads only what is new. Several processes can run with --follow; one of them
-    ships, and another takes its place when it ends. docs/replicate.md explains takeovers and failures.
+    Without topic names, ship the topics of the previous run; the first run ships all. '*' selects all topics again.
+    Without URL, use the URL of the previous run. A later run uploads only what is new. Several processes can run with
+    --follow; one of them ships, and another takes its place when it ends. docs/replicate.md explains takeovers and
+    failures.
 
     \b
       segmentlog ship s3://bucket/store --follow
@@ -137,10 +138,11 @@ def restore(
     every byte is checked. After an interruption, run the same command again to resume. Nothing changes at URL. To ship
     from FOLDER to the same URL, use takeover instead.
 
-    With --at, each partition ends before its first record, or end of a transaction, that is later. With --offsets,
-    partitions end at the offsets in FILE. Other partitions are cut, too, where a transaction would be split otherwise,
-    and committed offsets after a cut are moved to it. The offsets that are left out are reported as lost, and are never
-    used again. To resume an interrupted restore, give the same options; give --at as a date, not as -1h.
+    With --at, each partition ends before the first record, or end of a transaction, that is later than the given time.
+    With --offsets, partitions end at the offsets in FILE. Other partitions end earlier as well if a transaction would
+    otherwise be restored in part only. Committed offsets after the end of a partition are moved to that end. The
+    offsets that are left out are reported as lost, and are never used again. To resume an interrupted restore, give the
+    same options; give --at as a date, not as -1h.
 
     \b
       segmentlog restore s3://bucket/store ./copy --at 2026-07-31T12:00
@@ -165,7 +167,10 @@ def restore(
 
 
 def _print_gaps(done: Restored, patterns: tuple[str, ...]) -> None:
-    """Print how many partitions resume after a gap. Otherwise the first process that opens each would report it."""
+    """Print how many partitions resume after a gap of offsets.
+
+    Without this, the user would learn of each gap only when a process opens the partition.
+    """
     from segmentlog.objects.local.partition_snapshot import is_selected
 
     gaps = [

@@ -218,7 +218,10 @@ class Run:
 
 @contextmanager
 def running(checkpoint: str | None, follow: bool, every: str) -> Iterator[Run]:
-    """Yield a run within which a signal ends a query after the current batch. Needs an active session."""
+    """Yield a `Run`; within this context, a signal ends a query with a checkpoint after its current micro-batch.
+
+    Needs an active Spark session.
+    """
     if checkpoint is None:
         yield Run(None, [])  # a single job has nothing to finish: a signal interrupts it, and nothing becomes visible
         return

@@ -136,7 +136,7 @@ class _LastRecords(NamedTuple):
         """Return the last records before ``end``, as slices of batches."""
         if self.skipped is not None:
             return self._skipping(log, end, self.skipped)
-        # With other settings, count only records that match.
+        # With a filter or read_committed, some records do not count, so they must be read.
         if not self.record_filter.matches_all or self.isolation != "read_uncommitted":
             return self.record_filter.last(log, self.lines, end, self.isolation)
         return batches_between(log, offset_of_last(log, self.lines, end), end)

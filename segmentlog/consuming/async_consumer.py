@@ -102,7 +102,10 @@ class AsyncConsumer(Generic[K, V]):
     # ------------------------------------------------------------ reading
 
     def __aiter__(self) -> AsyncConsumer[K, V]:
-        """Iterate over records; the position follows each record. Records that an earlier iteration left come first."""
+        """Iterate over records; the position follows each record.
+
+        First returns the records that an earlier iteration fetched and did not return.
+        """
         self._open()
         if self._closing is not None:
             raise StoreClosed("consumer")

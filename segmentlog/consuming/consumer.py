@@ -150,8 +150,8 @@ class Consumer(Generic[K, V]):
         """Poll the group without reading; return the assigned partitions.
 
         Waits up to ``wait_s`` seconds until every assigned partition is released by its former member. Iterating polls
-        the group by itself. A slow loop body may call this, too; the record that it is processing counts as not
-        processed.
+        the group by itself. A slow loop body may call this as well, to remain a member. With ``auto_commit``, this call
+        does not commit the record that the body is processing.
         """
         session = self._of_group("assignment by one")
         self._check_open()
@@ -333,7 +333,7 @@ class Consumer(Generic[K, V]):
             if step is not None and not step.done():
                 self.wakeup()
                 await asyncio.wait([step])
-                self._follower.is_woken = False  # it was for that thread, not for the next iteration
+                self._follower.is_woken = False  # `wakeup` was to end that thread's wait, not the next one
             fetches.close()
 
     def _fetches(self) -> Generator[tuple[Cursor, RecordBatch[Any, Any]], None, None]:
@@ -342,13 +342,13 @@ class Consumer(Generic[K, V]):
         return self._fetches_of(threading.get_ident())
 
     def _fetches_of(self, user: int) -> Generator[tuple[Cursor, RecordBatch[Any, Any]], None, None]:
-        """Do the work of `_fetches` for thread ``user``, which may let other threads run it."""
+        """Do the work of `_fetches` for thread ``user``, even if other threads run the generator for it."""
         with self._used_by(user):
             yield from self._turns()
 
     @contextlib.contextmanager
     def _used_by(self, user: int) -> Iterator[None]:
-        """Reserve the consumer for one thread; with two, each would get records of the other or lose some."""
+        """Reserve the consumer for one thread, or raise `ConsumerBusy`: two threads would take each other's records."""
         if self._user not in (None, user) and self._user in sys._current_frames():
             raise ConsumerBusy(self._user or 0, user)
         self._user = user
@@ -396,7 +396,7 @@ class Consumer(Generic[K, V]):
                 return
 
     def _await_handover(self, ends_s: float) -> bool:
-        """Sleep briefly for partitions that others have yet to release; return False if waiting is useless."""
+        """Sleep briefly if another member has not released an assigned partition yet; return False to stop waiting."""
         session = self._session
         if session is None or session.is_settled or self._follower.is_ended() or time.monotonic() >= ends_s:
             self._follower.is_woken = False

@@ -117,7 +117,7 @@ class ConsumerOptions(msgspec.Struct, kw_only=True):
         if not isinstance(reset, str | None) or reset not in (None, "earliest", "latest", "error"):
             raise InvalidConfig("auto_offset_reset", reset, "'earliest', 'latest' or 'error'")
         if self.group is None and self.auto_commit:
-            raise InvalidConfig("auto_commit", True, "False without a group, which stores the committed offsets")
+            raise InvalidConfig("auto_commit", True, "give a group as well, which stores the committed offsets")
 
 
 def check_start(start: object, name: str = "start") -> None:
@@ -131,7 +131,10 @@ def check_start(start: object, name: str = "start") -> None:
 
 
 def flatten_sources(topics: Sequence[Any]) -> list[Source]:
-    """Return the sources to read, with nested lists flattened. Raises `InvalidConfig`."""
+    """Return the topics, partitions and patterns to read as one flat list, without nested lists.
+
+    Raises `InvalidConfig`.
+    """
     found: list[Source] = []
     for source in topics:
         if isinstance(source, list | set | frozenset):

@@ -36,7 +36,7 @@ class Cursor:
     def iterate(
         self, batch: RecordBatch[Any, Any], records: list[Record[Any, Any]] | None = None
     ) -> Iterator[Record[Any, Any]]:
-        """Return an iterator over the records of a batch; the position follows it without work per record.
+        """Return an iterator over the records of a batch; `position` follows the iterator.
 
         ``records``: the records of the batch, if the caller has them already.
         """
@@ -64,7 +64,7 @@ class Cursor:
 
     @property
     def settled_position(self) -> int:
-        """The position before the record or batch that was returned last."""
+        """The offset of the record, or of the first record of the batch, that was returned last."""
         if self.in_hand is not None:
             return self.in_hand
         handed_out = len(self._records) - length_hint(self._handed_out)
@@ -88,10 +88,12 @@ class Cursor:
 
 
 def offset_of_last(log: Partition, count: int, end_offset: int) -> int:
-    """Return the offset from which ``count`` records, or all that exist, come before ``end_offset``.
+    """Return the offset of the first of the last ``count`` records before ``end_offset``.
 
-    Searches backwards by offsets, so that the length of the log does not matter. Gaps of compaction or lost ranges need
-    further steps.
+    If there are fewer records, returns the log start offset.
+
+    Searches backwards from ``end_offset``, so that the length of the log does not matter. It takes more steps if
+    offsets are missing, because of compaction or a lost range.
     """
     begin = end_offset
     width = missing = count
@@ -120,7 +122,7 @@ def _count(log: Partition, begin: int, upto: int) -> int:
 
 
 def _skip(log: Partition, begin: int, count: int) -> int:
-    """Return the offset of the record that follows ``count`` others from ``begin`` on."""
+    """Return the offset of the record after the first ``count`` records from ``begin`` on."""
     for batch in log.read(begin):
         if count < len(batch):
             return int(batch.offsets[count])

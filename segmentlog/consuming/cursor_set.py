@@ -157,7 +157,9 @@ class CursorSet:
         names = []
         for source in self._sources:
             if not isinstance(source, str):
-                raise InvalidConfig("topics", source, f"a topic or a pattern: group {group!r} assigns the partitions")
+                raise InvalidConfig(
+                    "topics", source, f"give a topic or a pattern: group {group!r} assigns the partitions"
+                )
             if not is_pattern(source):
                 self._is_awaited(check_topic_name(source, internal=True))
             names.append(source)
@@ -205,7 +207,10 @@ class CursorSet:
         return gone
 
     def positions_to_commit(self, *, settled: bool) -> dict[TopicPartition, tuple[int, int]]:
-        """Return offsets and epochs; ``settled``: without the record that the application is processing."""
+        """Return by partition the offset to commit and its epoch.
+
+        With ``settled``, the record or batch that the application is processing counts as not processed.
+        """
         return {
             cursor.tp: (
                 cursor.settled_position if settled and cursor is self.processing else cursor.position,
@@ -222,7 +227,7 @@ class CursorSet:
     # ------------------------------------------------------------ offsets
 
     def end_of(self, log: Partition) -> int:
-        """Return the current end of reading of a partition."""
+        """Return the offset up to which this consumer may read a partition now."""
         options = self._options
         return log.end_offset(
             isolation=options.isolation, durable_only=options.durable_only, shipped_only=options.shipped_only
@@ -244,7 +249,7 @@ class CursorSet:
         return start
 
     def refresh_ends(self) -> None:
-        """Set the ends of reading to the current log ends."""
+        """Set the offset up to which each partition is read to its current end."""
         for cursor in self:
             if self.check_exists(cursor):
                 cursor.end_offset, cursor.in_hand = self.end_of(cursor.log), None
@@ -299,16 +304,17 @@ class CursorSet:
             else:
                 yield batch
             if cursor.position != batch.next_offset or cursor.paused:
-                return  # seek or pause while the caller had the batch
+                return  # the caller called seek or pause while it had the batch
         if left_bytes > 0 and cursor.position < cursor.end_offset:
             # No records up to the end: a gap left by a crash or by compaction, or control batches and aborted records.
             cursor.position = cursor.end_offset
 
     def prefetch(self, cursor: Cursor) -> PrefetchedBatches | None:
-        """Return the next batches of `fetch` without moving the cursor; None if there are none.
+        """Return the next batches that `fetch` would yield, without moving the cursor; None if there are none.
 
-        If only a gap was read, the result says where it ends: the event loop moves the cursor, which it may have moved
-        elsewhere meanwhile. Raises the first error before any batch.
+        Runs in a pool thread, and only the event loop moves the cursor. If only a gap of offsets follows, the result
+        has no batches, and its `end_position` is the end of the gap. Raises an error that occurs before the first
+        batch.
         """
         copy = Cursor(cursor.tp, cursor.log, cursor.position, cursor.end_offset)
         copy.paused = cursor.paused
@@ -323,8 +329,8 @@ class CursorSet:
                     break
         except Exception:
             if cursor.position != found.position:
-                return self.prefetch(cursor)  # s  # a seek happened: these batches are out of date
-            if not found.batches:  # otherwise the error is raised again after these batches
+                return self.prefetch(cursor)  # the application called seek: these batches are out of date
+            if not found.batches:  # otherwise the next call reads on after these batches, and raises the error again
                 cursor.position = copy.position
                 raise
         cursor.end_offset = copy.end_offset
@@ -332,7 +338,10 @@ class CursorSet:
         return found if found.batches or found.end_position != found.position else None
 
     def _decoded(self, cursor: Cursor, batch: RecordBatch) -> Iterator[RecordBatch[Any, Any]]:
-        """Yield a batch with objects; move the cursor past skipped records, and to a record that raises."""
+        """Yield the records of a batch with deserialized keys and values.
+
+        Moves the cursor past records that are skipped, or to the record whose error is raised.
+        """
         assert self._options.decoding is not None
         try:
             for part in self._options.decoding.decoded(batch):
@@ -368,7 +377,7 @@ class CursorSet:
                 logger.info("%s: the consumer stops reading it: %s", cursor.tp, error)
             if self._options.group is None:
                 self.drop([cursor.tp])
-            else:  # The group must take it away: a new topic may get the name, and a member must read that topic.
+            else:  # The group must revoke it: a member must read a new topic that gets the name.
                 self._deleted.add(cursor.tp)
                 self.stop([cursor.tp])
             return False

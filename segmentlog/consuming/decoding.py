@@ -43,7 +43,10 @@ class Decoding:
         """Errors of skipped records: the last 1,000."""
 
     def decoded(self, batch: RecordBatch) -> Iterator[RecordBatch[Any, Any]]:
-        """Yield the batch with objects, split where records are skipped, and up to the record that raises.
+        """Yield the records of a batch with deserialized keys and values, in one part or several.
+
+        If a record cannot be deserialized, ``on_error`` decides: the parts leave it out, or end before it and the call
+        raises.
 
         Raises `DeserializationError`.
         """
@@ -117,7 +120,7 @@ def on_error_of(on_error: OnError | None, on_bad: OnBad | None) -> OnError:
             raise InvalidConfig("on_error", on_error, "'raise', 'skip' or 'yield'")
         return "raise" if on_error is None else on_error
     if on_error is not None:
-        raise InvalidConfig("on_bad", on_bad, "None with on_error, of which on_bad is the former name")
+        raise InvalidConfig("on_bad", on_bad, "give on_error only: on_bad is its former name")
     if not isinstance(on_bad, str) or on_bad not in ("raise", "skip", "hand_over"):
         raise InvalidConfig("on_bad", on_bad, "'raise', 'skip' or 'hand_over'")
     return "yield" if on_bad == "hand_over" else on_bad

@@ -42,7 +42,7 @@ _decode = msgspec.json.Decoder().decode
 
 
 class JsonPath(NamedTuple):
-    """A path, and optionally an operator and a value to compare with."""
+    """A path to a field of a JSON value; optionally with an operator and a value, with which the field is compared."""
 
     steps: tuple[Any, ...]
     operator: str

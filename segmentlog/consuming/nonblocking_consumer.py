@@ -45,10 +45,11 @@ class NonblockingConsumer(Consumer[Any, Any]):
     _handover_ends_s = 0.0
 
     def step(self, *, is_first: bool, with_records: bool, waits: bool = False) -> FetchedBatches | Pause | None:
-        """Return the next batches; or how long to wait for records; or None at the end of the iteration.
+        """Return the next batches, or how long to wait for records, or None at the end of the iteration.
 
-        ``is_first`` of an iteration: it ends at the current log ends, unless the consumer follows. ``waits``: only
-        `wakeup` ends it, even if the consumer does not follow.
+        ``is_first``: this is the first step of an iteration, which ends at the present log ends unless the consumer
+        follows. ``waits``: the caller waits for records, so only `wakeup` ends the iteration, even if the consumer does
+        not follow.
         """
         self._check_open()
         session, cursors, follower = self._session, self._cursors, self._follower

@@ -43,7 +43,7 @@ def parse_start_position(text: str, now_ms: int) -> StartPosition:
         return StartPosition("time", milliseconds_of(datetime.fromisoformat(text)))
     except ValueError:
         raise ValueError(
-            f"{text!r} is not a place: earliest, latest, an offset, -N (the last N), or a time such as"
+            f"{text!r} is not an offset or a time. Give earliest, latest, an offset, -N (the last N), or a time such as"
             " 2026-07-31T12:00, -1h (an hour ago) or @1785456000000 (milliseconds since 1970)"
         ) from None
 

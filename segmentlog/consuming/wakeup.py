@@ -22,9 +22,9 @@ _FINISH_S: Final = 0.25
 
 
 def announce_waiting(watch: Watch, logs: Iterable[Partition]) -> bool:
-    """Let appends to these logs wake ``watch``; return whether that is impossible, so that one must poll.
+    """Let appends to these logs wake ``watch``; return whether the caller must poll, because they cannot all do so.
 
-    Register before checking for records: an append after the check then wakes the reader.
+    Call this before checking for records: then an append after the check wakes the reader.
     """
     must_poll = False
     for log in logs:
@@ -34,7 +34,7 @@ def announce_waiting(watch: Watch, logs: Iterable[Partition]) -> bool:
 
 
 class Pause(NamedTuple):
-    """Seconds without records to read, unless an append wakes the reader."""
+    """How long a reader may sleep before it checks for records again. An append ends the sleep earlier."""
 
     seconds: float
     must_poll: bool
@@ -66,7 +66,7 @@ class RecordWaiter:
         return self.is_closed or self.is_woken
 
     def interrupt(self) -> None:
-        """End the current or the next `wait`."""
+        """End the current `wait`, or the next one if no thread is waiting now."""
         self.is_woken = True
         if self.watch is not None:
             self.watch.interrupt()
@@ -85,7 +85,7 @@ class RecordWaiter:
             left_s = until_s - time.monotonic()
             if left_s <= 0:
                 break
-            if not self.is_ended():  # an `interrupt` just before the drain has lost its wake-up
+            if not self.is_ended():  # `drain` discards the wake-up of an `interrupt` just before it
                 watch.wait(min(pause.seconds, left_s), poll=pause.must_poll)
         self.is_woken = False
         return False
@@ -118,7 +118,10 @@ class RecordWaiter:
         return Pause(wait_s if session is None else min(session.wait_s, wait_s), must_poll)
 
     def _watching(self, session: GroupSession | None) -> Watch:
-        """Return the watch, with topics and group members registered; `announce_waiting` adds partitions."""
+        """Return the `Watch`, which wakes the reader when topics or members of its group change.
+
+        `announce_waiting` adds the partitions, whose appends must wake it too.
+        """
         if self.watch is None:
             self.watch = Watch()
             self.watch.add(self._store_path, folder=True)
@@ -129,7 +132,7 @@ class RecordWaiter:
         return self.watch
 
     def _finish_dead(self) -> None:
-        """Finish transactions of dead producers, which would otherwise withhold records from this reader forever."""
+        """Finish transactions of dead producers, which would otherwise keep this reader from later records forever."""
         if self._is_committed and time.monotonic() >= self._finish_due_s:
             self._finish_due_s = time.monotonic() + _FINISH_S
             self._finish_transactions()

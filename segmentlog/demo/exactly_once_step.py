@@ -1,6 +1,7 @@
 """The exactly-once step of the demonstration: each flight is processed once, although a process is killed.
 
-``python -m segmentlog.demo.exactly_once_step STORE`` runs a worker: the one that is killed, and the one that continues.
+``python -m segmentlog.demo.exactly_once_step STORE`` runs a worker process. The step starts two: one is killed, and the
+other continues its work.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def transform(folder: str) -> None:
                     commit()
             commit()
         except (ConsumerFenced, ProducerFenced):
-            pass  # evicted: other members have the partitions, and continue at the last commit
+            pass  # evicted: other members have the partitions, and continue after the last commit
 
 
 class _Worker:
@@ -74,7 +75,7 @@ class _Worker:
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE)
 
     def kill_at_work(self) -> int:
-        """Kill it after its third transaction, during the next one; return how many flights it had committed."""
+        """Kill the process after its third transaction, during the fourth; return how many flights it had committed."""
         assert self.process.stdout is not None
         counts = [int(line) for line, _ in zip(self.process.stdout, range(3), strict=False)]
         os.kill(self.process.pid, signal.SIGKILL)
@@ -84,7 +85,7 @@ class _Worker:
         return sum(counts)
 
     def wait(self) -> None:
-        """Wait until it has read everything."""
+        """Wait until the process has read all flights and has ended."""
         self.process.communicate()
 
 

@@ -40,7 +40,7 @@ class _Delay(msgspec.Struct):
 
 
 class Hour(msgspec.Struct):
-    """A carrier's departures in an hour: the value of a record of step 12, without its key."""
+    """A carrier's departures in an hour. Step 12 writes one such value per hour and carrier, which are its key."""
 
     flights: int = 0
     departed: int = 0
@@ -49,7 +49,7 @@ class Hour(msgspec.Struct):
 
 
 Hours = dict[tuple[int, str], Hour]
-"""By start of the hour (ms UTC) and carrier."""
+"""The hours by their start (ms UTC) and carrier."""
 
 
 def run_on_spark(folder: Path, flights: Flights, plot: Path, say: Say) -> None:
@@ -208,8 +208,8 @@ def _tabulate(spark: SparkSession, folder: Path, beside: Path, flights: Flights,
     for key, value in last.items():
         check(msgspec.json.decode(value).items() <= rows[key].items(), f"the row of {key!r} is its last record")
     columns = len(next(iter(rows.values()), {}))
-    say(f"   {len(rows):,} rows of {columns} columns read back in {elapsed:.2f} s: one per plane, equal")
-    say("   in every field as the last record of each in plain Python")
+    say(f"   {len(rows):,} rows of {columns} columns read back in {elapsed:.2f} s: one per plane. Every field")
+    say("   equals that of the plane's last record, found with plain Python")
     for plane, flown in Counter(key for key in flights.keys if key is not None).most_common(1):
         row = rows[plane]
         say(
@@ -222,7 +222,7 @@ def _tabulate(spark: SparkSession, folder: Path, beside: Path, flights: Flights,
 
 
 class _Day(msgspec.Struct):
-    """The departures of a day in New York."""
+    """The departures from New York in a day."""
 
     flights: int = 0
     departed: int = 0
@@ -294,6 +294,6 @@ def _draw(days: dict[date, _Day], path: Path) -> None:
 
 
 def _week(days: dict[date, _Day], middle: date) -> float:
-    """Return the mean over the flights of up to seven days."""
+    """Return the mean delay of the flights of up to seven days around ``middle``."""
     around = [days[day] for step in range(-3, 4) if (day := middle + timedelta(days=step)) in days]
     return _Day(0, sum(day.departed for day in around), sum(day.delay_sum for day in around)).mean

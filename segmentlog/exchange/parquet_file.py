@@ -50,7 +50,7 @@ def read_parquet(path: str, fields: FieldNames, skip: int = 0) -> Iterator[dict[
 
 
 def _batches(file: Any) -> Iterator[Any]:
-    """Yield batches of one row group at a time, so that large values take no more memory than in their writer."""
+    """Yield the rows in batches, one row group at a time: the writer of the file had one group in memory as well."""
     for group in range(file.num_row_groups):
         yield from file.iter_batches(batch_size=8192, row_groups=[group])
 

@@ -28,11 +28,11 @@ ROWS_MAX_BYTES: Final = 16 << 20
 4,096 records of 10 MiB would take 40 GiB. 16 MiB hold 4,096 records of 4 KiB.
 """
 _FIRST_PAGE_RECORDS: Final = 16
-"""Number of values in the first request to Redis, whose sizes are not known before."""
+"""Number of values in the first request to Redis, because their sizes are not known before."""
 
 
 class TransferError(SegmentlogError):
-    """Input that cannot be parsed, with its line; or a package that is missing, with how to install it."""
+    """The input cannot be parsed, or a package is missing; the message has the line, or how to install the package."""
 
 
 class ParsedRecords(msgspec.Struct):
@@ -43,14 +43,17 @@ class ParsedRecords(msgspec.Struct):
     timestamps: list[int] | None = None
     headers: list[list[tuple[str, bytes | None]]] | None = None
     partitions: list[int | None] | None = None
-    """The partition of each record in the source, which is used again; None chooses a partition by the key."""
+    """The partition of each record in the source, to which it is imported again; None: the key selects a partition."""
 
     def __len__(self) -> int:
         return len(self.values)
 
 
 class FieldNames(msgspec.Struct, frozen=True):
-    """The fields of a row that become a record's key, value and timestamp; None: the field that `export` writes."""
+    """The names of the fields of a row that become a record's key, value and timestamp.
+
+    None stands for the name that `export` gives the field: key, value or timestamp.
+    """
 
     key: str | None = None
     value: str | None = None
@@ -67,7 +70,7 @@ class FieldNames(msgspec.Struct, frozen=True):
 def records_of(
     documents: Iterator[dict[str, Any]], fields: FieldNames, size: int, first: int = 1, max_bytes: int = ROWS_MAX_BYTES
 ) -> Iterator[ParsedRecords]:
-    """Yield lists of ``size`` records from JSON-like documents; of fewer records if they take ``max_bytes``.
+    """Yield lists of ``size`` records from JSON-like documents; a list ends earlier once it has ``max_bytes``.
 
     ``first``: the number of the first document, for messages.
     """
@@ -86,7 +89,7 @@ def records_of(
 def _add(
     rows: ParsedRecords, stamps: list[int | None], document: dict[str, Any], fields: FieldNames, number: int
 ) -> int:
-    """Add a record, and return the bytes of its key, value and headers."""
+    """Convert a document to a record, add it to ``rows``, and return the bytes of its key, value and headers."""
     assert rows.keys is not None
     assert rows.headers is not None
     assert rows.partitions is not None
@@ -277,7 +280,7 @@ def record_document(record: Record) -> dict[str, Any]:
 
 
 def header_documents(record: Record) -> list[dict[str, Any]]:
-    """Return the headers of a record for JSON."""
+    """Return the headers of a record as documents that JSON can represent."""
     return [_put({"name": name}, "value", value) for name, value in record.headers]
 
 
@@ -318,7 +321,7 @@ class RedisTopic:
         self.settings: dict[str, str] = {key.decode(): value.decode() for key, value in settings.items()}
 
     def config(self) -> dict[str, object]:
-        """Return the same settings as keys of the topic configuration."""
+        """Return the settings of the kafkaesque topic, as the keys of segmentlog's topic configuration."""
         named = {"size": "segment.records", "max": "retention.segments", "ttl": "retention.closed.ms"}
         config: dict[str, object] = {}
         for field, key in named.items():
@@ -339,7 +342,8 @@ class RedisTopic:
     def rows(self, pages: list[tuple[int, int]], size: int, skip: int = 0) -> Iterator[ParsedRecords]:
         """Yield the records of these pages, oldest first, without the first ``skip``.
 
-        Yields lists of ``size`` records; of fewer if values as large as the last ones would take `ROWS_MAX_BYTES`.
+        Yields lists of ``size`` records, or of fewer records if these would take more than `ROWS_MAX_BYTES`, estimated
+        by the size of the previous values.
         """
         count = min(size, _FIRST_PAGE_RECORDS)
         for number, _ in pages:

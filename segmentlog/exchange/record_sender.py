@@ -1,4 +1,4 @@
-"""Send parsed records to a topic, and count them, so that every failure says how to resume."""
+"""Send parsed records to a topic, and count them, so that the message of every failure has how to resume."""
 
 from __future__ import annotations
 
@@ -85,9 +85,9 @@ class RecordSender:
     ) -> None:
         """Send to ``topic``.
 
-        ``on_append`` is called with partition, base offset and count of each append. ``limit_bytes``: the largest
-        record, if the records of a list may go to several partitions. ``skipped``: count of input records before the
-        first one.
+        ``on_append`` is called with partition, base offset and count of each append. ``limit_bytes`` is the size limit
+        of a record, if the records of a list may go to several partitions. ``skipped`` is the count of input records
+        before the first record that is sent.
         """
         self._producer = producer
         self._topic = topic
@@ -105,10 +105,11 @@ class RecordSender:
         """
 
     def send(self, lists: OutgoingRecords) -> None:
-        """Append a list. If a record is too large, append what precedes it, so that the count of records is right.
+        """Append a list of records. If a record is too large, append the records before it, then raise.
 
-        Partitions are appended to one after another. A record that may be too large is sent alone; otherwise later
-        records of other partitions would be appended, and again after a restart with --skip.
+        So the number of appended records is exactly the value for --skip with which the user resumes. A record that may
+        be too large is sent alone. In a list with later records, other partitions would append those, and the resumed
+        run would append them a second time.
         """
         begin = 0
         for large in self._large(lists):
@@ -144,9 +145,9 @@ class RecordSender:
         except RecordTooLarge as error:
             if self._appended_later:  # The limit was lowered just now, and records before the large one may be missing.
                 raise
-            # The limit may have been lowered just now. Then some partitions have their records of the list. Their
-            # records are all before the first missing record. Another record before it may be too large as well, and is
-            # raised instead.
+            # The limit may have been lowered just now. Then some partitions have appended their records of the list,
+            # all of them before the first missing record. Another record before the large one may be too large as well;
+            # then its error is raised instead.
             self._send_part(lists.part(self.number - begin, error.index))
             raise ValueError(
                 f"record {self.number + 1} takes {error.size_bytes} bytes, over max.message.bytes ="
@@ -187,7 +188,7 @@ class RecordSender:
         return deliveries
 
     def _count_partial(self, deliveries: Deliveries) -> None:
-        """Count the records of a list that failed in some partitions, and find the first missing record."""
+        """Count the appended records of a list that failed in some partitions, and find its first missing record."""
         first_missing, partitions = deliveries.first_missing, deliveries.chunk.assigned_partitions
         appended = {partition: count for partition, _, count in deliveries.places()}
         self.records += sum(appended.values())
@@ -203,7 +204,7 @@ class RecordSender:
                 self._on_append(*place)
 
     def finish(self) -> None:
-        """Check the input after its last record; does nothing without a named producer."""
+        """Check, after the last record, that the input is complete; does nothing without a named producer."""
 
     @property
     def has_appended(self) -> bool:
@@ -217,7 +218,10 @@ class RecordSender:
         return f"{self.records:,} records, {self.bytes:,} bytes in {seconds:.2f} s ({rate:,.0f} records/s)"
 
     def how_to_resume(self, error: Exception) -> str:
-        """Describe how to append the rest after a failure; empty if the same command resumes, or nothing helps."""
+        """Describe how to append the remaining records after a failure.
+
+        Empty if the user can run the same command again, or if no command helps.
+        """
         if not self.records:
             return ""
         appended = "record was" if self.number == 1 else f"{self.number} records were"

@@ -1,8 +1,9 @@
 """Find the records of an input that a named producer has not sent yet.
 
-A record's partition depends only on the input: it is the partition that the record names, else that of its key, else
-the next partition for each block of `BLOCK_RECORDS` records. So every run assigns the same records in the same order to
-a partition, and the number of records that the producer appended to it determines the next record.
+A record's partition depends only on the input. It is the partition that the record names, or that its key selects.
+Records without either are assigned in blocks of `BLOCK_RECORDS`, each block to the next partition. So every run assigns
+the same records to a partition in the same order. The number of records that the producer has already appended to a
+partition tells which of its records is to be appended next.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ class PartitionShare(NamedTuple):
     partition: int
     rows: Rows
     upto: int
-    """Number of records of this input in the partition after the share is sent."""
+    """Number of records of this input that the partition has once the share is appended."""
 
 
 class ResumedInput:
-    """Compares an input, from its beginning, with what the partitions already have of it."""
+    """Compares an input, from its beginning, with the records of it that the partitions already have."""
 
     def __init__(self, topic: Topic, producer: Producer, transactions: Transactions) -> None:
         self._topic = topic
@@ -58,7 +59,9 @@ class ResumedInput:
         """By partition: the last record that an earlier run sent, as (key, value), not compared yet."""
 
     def shares(self, values: Column, keys: Column | None, partition: int | None) -> list[PartitionShare]:
-        """Return the missing part of the next records, by partition; ``partition``: given for all of them.
+        """Return, by partition, which of the next records of the input are not in the log yet.
+
+        ``partition`` is the partition of all these records; None: each record's key or number selects one.
 
         Raises `InputMismatch` if the input differs from what was sent before.
         """
@@ -79,7 +82,7 @@ class ResumedInput:
         self._sent[share.partition] = share.upto
 
     def advance(self) -> None:
-        """Continue with the next records, after all shares were appended."""
+        """Move past the records of the last call of `shares`; call this once all its shares are appended."""
         for number, rows in self._rows.items():
             self._read[number] = self._read.get(number, 0) + len(rows)
             self._number += len(rows)
@@ -118,15 +121,18 @@ class ResumedInput:
         return {number: np.arange(length) if rows is None else rows for number, rows in found.items()}
 
     def _partition_count(self) -> int:
-        """Return the number of partitions when the job began: partitions added later get no records of it."""
+        """Return the number of partitions that the topic had when the first run began.
+
+        Partitions that were added later get no records of this input.
+        """
         if self._count is None:
             now = self._topic.partition_count
             self._count = self._producer.note_resume(self._topic.name, now)
             if self._count > now:
                 raise InputMismatch(
-                    f"producer {self._producer.name!r} began with {self._count} partitions of {self._topic.name},"
-                    " which now"
-                    f" has {now}: it is another topic. Use another --producer NAME"
+                    f"topic {self._topic.name} has {now} partitions, but had {self._count} when producer"
+                    f" {self._producer.name!r} began this input. So it is another topic of the same name, created"
+                    " since. Use another --producer NAME"
                 )
         return self._count
 
@@ -142,7 +148,7 @@ class ResumedInput:
         return sent
 
     def _last_record(self, number: int) -> _Record | None:
-        """Return the last record that an earlier run appended; None if it cannot be read any more."""
+        """Return the last record that an earlier run appended to a partition; None if it cannot be read any more."""
         state = self._transactions.states().get(self._producer.name or "")
         log = self._topic.partition(number)
         entry = log.producer(state.producer_id) if state is not None else None
@@ -161,7 +167,6 @@ class ResumedInput:
             raise InputMismatch(
                 f"record {self._number + row + 1} of the input differs from the record that producer"
                 f" {self._producer.name!r}"
-                f" sent to {tp} as its counterpart. Either it is another input, which needs a --producer NAME of"
-                " its own,"
+                f" sent to {tp} in its place. Either this is another input, which needs a --producer NAME of its own,"
                 " or the input was changed"
             )

@@ -23,11 +23,11 @@ class Line(msgspec.Struct, frozen=True, gc=False):
     headers: Headers
     timestamp_ms: int
     passed_ms: int
-    """Wall clock when the program logged it, by which a topic's timestamp limits are checked."""
+    """Wall clock when the program logged it. The timestamp limits of the topic are checked against this time."""
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that it counts in the buffer."""
+        """Bytes that this line takes of the buffer's limit: its value, and an estimate for the other fields."""
         return len(self.value) + 200
 
 
@@ -47,9 +47,9 @@ class Buffer:
         self._is_stuck = False
 
     def put(self, line: Line, block_s: float) -> bool:
-        """Add a line; wait up to ``block_s`` for room. After a time-out, calls do not wait until there is progress.
+        """Add a line; wait up to ``block_s`` for room. Return False if there is none: the line counts as dropped.
 
-        Return False if there was no room; the line counts as dropped.
+        After a time-out, later calls do not wait at all, until the buffer has room again.
         """
         ends_s = 0.0
         while True:
@@ -68,7 +68,7 @@ class Buffer:
             time.sleep(min(_CHECK_S, ends_s - now_s))
 
     def take(self, max_bytes: int) -> Iterator[Line]:
-        """Yield lines to append, oldest first; call `done` for each afterwards."""
+        """Yield lines to append, oldest first. The caller must call `done` for each afterwards."""
         left_bytes = max_bytes
         while left_bytes > 0:
             try:
@@ -88,7 +88,7 @@ class Buffer:
             self._news.notify_all()
 
     def drop(self, count: int) -> None:
-        """Count dropped lines."""
+        """Add to the number of dropped lines."""
         with self._mutex:
             self.dropped += count
 

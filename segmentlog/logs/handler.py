@@ -47,11 +47,11 @@ _RETRY_MAX_S: Final = 2.0
 _IDLE_S: Final = 3600.0
 _CHECK_S: Final = 0.01
 _OF_THE_RECORD: Final = (RecordTooLarge, InvalidRecord)
-"""Errors that repeat however often the record is sent: the record is dropped."""
+"""Errors that every retry of the record would raise again: the record is dropped."""
 
 
 class _NoLock:
-    """Replaces `logging.Handler.lock`, which would make all logging threads wait for a blocked one."""
+    """Replaces `logging.Handler.lock`: if one thread waits for room, the lock would make all logging threads wait."""
 
     def acquire(self, *_: object) -> bool:
         return True
@@ -76,14 +76,14 @@ class LogHandler(logging.Handler):
     headers       of each record: a mapping of texts, or a function of a LogRecord that returns one
     ack           "written", "durable" or "shipped", as for a producer
     buffer_bytes  size of the buffer for records that are not appended yet
-    block_ms      how long a call waits for room in a full buffer; then its record is dropped, and later calls do not
-                  wait until a record was appended
+    block_ms      how long a call waits for room in a full buffer; then its record is dropped. Later calls drop theirs
+                  at once, until the buffer has room again
     flush_ms      how long `flush` and `close` wait
 
     A call renders the record and leaves it to a thread. `dropped` counts dropped records, and a later log record
     reports their number. An append that fails, for example because the disk is full, is repeated; `handleError` is
-    called once for each such period. Log records of segmentlog itself from this thread are ignored: otherwise they
-    would never end. Formatters are not used.
+    called once for each such period. Log records of segmentlog itself from this thread are ignored: appending them
+    would cause further log records, without end. Formatters are not used.
 
     Any number of processes may log to one topic. A forked child's handler gets a thread of its own. A record is
     appended once; if the process dies, records of the last milliseconds are usually lost.
@@ -279,7 +279,7 @@ class LogHandler(logging.Handler):
         return _IDLE_S
 
     def _append(self, lines: list[Line]) -> int:
-        """Append lines; return how many were appended as ``ack`` requires. Lines to retry become pending."""
+        """Append lines; return how many were acknowledged as ``ack`` requires. Lines to retry become pending."""
         from segmentlog.producing.producer import passed_at
 
         sent: list[tuple[Line, Any]] = []
@@ -313,7 +313,7 @@ class LogHandler(logging.Handler):
             elif failure is not None:
                 first = first or failure
                 (unsynced if isinstance(failure, ProcessLimitError) and failure.appended else failed).append(line)
-        if isinstance(first, ShipUnconfirmed):  # the records are appended, and shipped as soon as possible
+        if isinstance(first, ShipUnconfirmed):  # the records are appended, and are shipped later
             first = None
         reached = len(sent) + len(given_up)
         again = failed + lines[reached:]
@@ -373,7 +373,7 @@ class LogHandler(logging.Handler):
         if isinstance(error, StoreClosed | PartitionFailed | UnknownTopic):
             producer, self._producer = self._producer, None
             if producer is not None:
-                # no line waits in it: failed lines are pending here
+                # no line waits in the producer: failed lines are in `_pending`
                 with contextlib.suppress(SegmentlogError, OSError):
                     producer.close()  # otherwise its thread would run until a garbage collection
             if isinstance(error, PartitionFailed) and self._path is not None:
@@ -385,7 +385,7 @@ class LogHandler(logging.Handler):
             self._report_error("log records cannot be appended", error)
 
     def _report_error(self, text: str, error: Exception | None = None) -> None:
-        """Call `logging.Handler.handleError`; ignore its failure, because there is no further channel."""
+        """Call `logging.Handler.handleError`; ignore its failure, which no other channel could report."""
         record = logging.LogRecord(
             "segmentlog.logs", logging.ERROR, __file__, 0, "topic %s: %s: %s", (self.topic, text, error or ""), None
         )

@@ -19,7 +19,7 @@ def render(record: logging.LogRecord, message: str, static: Mapping[str, Any]) -
     time, level, logger, message      the time in UTC, with microseconds; the message with its arguments
     process, thread, file, line       the process id, the name of the thread, the location of the call
     exc_info, stack                   as texts, if present
-    ...                               ``static``, and the fields of ``extra``; extra.NAME if a name above is used
+    ...                               ``static``, and the fields of ``extra``; ``extra.NAME`` if NAME is used above
     """
     fields: dict[str, Any] = {
         "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z"),

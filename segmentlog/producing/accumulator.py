@@ -1,6 +1,6 @@
 """Gather records in chunks, seal chunks that are full or have lingered, and send them in order.
 
-The thread that seals a chunk sender it, or leaves it to the thread that is already sending chunks of the topic.
+The thread that seals a chunk sends it, or leaves it to the thread that is already sending chunks of the topic.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class AccumulatorHooks(Protocol):
 
 
 class Accumulator:
-    """Gathers a producer's records in one chunk per topic, and sender them. Thread-safe; one send lock per topic."""
+    """Gathers a producer's records in one chunk per topic, and sends them. Thread-safe; one send lock per topic."""
 
     def __init__(
         self, topics: Topics, identity: ProducerIdentity | None, options: ProducerOptions, *, background: bool
@@ -120,7 +120,10 @@ class Accumulator:
             raise unreported[0]
 
     def _chunk_bytes(self, topic: str) -> int:
-        """Return the size of the topic's next chunk, so large that the share of each partition is worth an append."""
+        """Return the size of the topic's next chunk.
+
+        A chunk for many partitions is larger, so that each partition gets enough records for one append.
+        """
         if not self._linger_ns:
             return 0
         spread_bytes = min(self._batch_size * self._dispatcher.spread_counts.get(topic, 1), _SPREAD_CHUNK_MAX_BYTES)
@@ -131,7 +134,7 @@ class Accumulator:
         return self._dispatcher.query_topic(topic, lambda known: known.config)
 
     def partition_count(self, topic: str) -> int:
-        """Return the number of partitions of a topic in use. Raises `UnknownTopic` likewise."""
+        """Return the number of partitions of a topic in use. Raises `UnknownTopic` as `config_of` does."""
         return self._dispatcher.query_topic(topic, lambda known: known.partition_count)
 
     def check_topic(self, topic: str) -> None:
@@ -245,7 +248,7 @@ class Accumulator:
     # ------------------------------------------------------------ sending
 
     def send_queued(self, topic: str) -> None:
-        """Send the sealed chunks of a topic, oldest first. The thread that gets the topic's lock sender all."""
+        """Send the sealed chunks of a topic, oldest first. The thread that gets the topic's lock sends all of them."""
         waiting = self._queued[topic]
         while waiting:
             with self.senders[topic]:
@@ -266,7 +269,8 @@ class Accumulator:
                         chunk.finish(chunk.error)
                         raise
                     if not isinstance(error, Exception) or is_interrupt(error):
-                        # With sequence numbers it is appended exactly once on a retry; without, the outcome is unknown.
+                        # With sequence numbers, a retry appends the chunk exactly once; without them, the outcome is
+                        # unknown.
                         if self._identity is None and not chunk.is_sent:
                             why = "sending was interrupted: the records may or may not be appended; check the log"
                             chunk.finish(SegmentlogError(why))
@@ -282,10 +286,10 @@ class Accumulator:
                         self._identity.fail_transaction(error)
 
     def _withhold_later(self, chunk: Chunk, error: Exception) -> None:
-        """Fail later records for the partitions in which a failed chunk is missing.
+        """Fail later records for the partitions to which records of a failed chunk were not appended.
 
-        A call raises the failure later than it happens. Records that were sent until then fail as well, so that the
-        user can send all of them again in their order. Seals the current chunk. The next `send` raises.
+        The program learns of the failure only when a later call raises it. Records that it sent until then fail as
+        well, so that it can send all of them again in their order. Seals the current chunk; the next `send` raises.
 
         Those records and `send` get the error of the failed chunk. If that error is about a record or a key, they get a
         `SegmentlogError` with that error as its cause.
@@ -310,7 +314,7 @@ class Accumulator:
                         later.sticky = chunk.sticky
 
     def mark_reported(self, topic: str, error: Exception) -> None:
-        """Remove a failure that a call raises from those that `send` must still raise."""
+        """Note that a call raises this failure, so that `send` need not raise it again."""
         unreported = self._unreported.get(topic, [])  # without a lock, because a signal handler may call this
         for known in unreported[:]:
             if _reports(error, known):
@@ -384,5 +388,5 @@ def _error_of_later_records(topic: str, error: Exception) -> Exception:
 
 
 def _reports(raised: Exception, failure: Exception) -> bool:
-    """Return whether raising the first error reports the second: they are equal, or one is the cause of the other."""
+    """Return whether a call that raises ``raised`` reports ``failure``: they are the same, or one causes the other."""
     return raised is failure or raised is failure.__cause__ or raised.__cause__ is failure

@@ -55,7 +55,7 @@ class AsyncProducer(Generic[K, V]):
 
     *A cancelled* `send` has not sent its record. A cancelled `send_many` has sent nothing if it was waiting for room,
     and otherwise completes; `flush`, `commit` and `close` always complete. A note on the ``CancelledError`` says what
-    applies. Later calls wait until it has completed.
+    applies. Later calls wait until the cancelled call has completed.
 
     Use it only in the event loop in which it was started. In a forked child it raises `StoreClosed`.
     """
@@ -171,7 +171,7 @@ class AsyncProducer(Generic[K, V]):
         try:
             if self._has_to_pause:
                 self._has_to_pause = False
-                # A task that sender without pause must yield to other tasks now and then.
+                # A task that sends without pause must yield to other tasks now and then.
                 await asyncio.sleep(0)
                 if self._futures.is_full:
                     self._has_to_pause = True  # for tasks that send meanwhile

@@ -36,7 +36,7 @@ class ChunkSender(Protocol):
         """Wake the callers that wait for a chunk."""
 
     def mark_reported(self, topic: str, error: Exception) -> None:
-        """Remove a failure that a call raises from those that `send` must still raise."""
+        """Note that a call raises this failure, so that `send` need not raise it again."""
 
 
 EVERY_PARTITION: Final = -1
@@ -46,9 +46,10 @@ EVERY_PARTITION: Final = -1
 class Chunk:
     """Records of one topic in the order they were sent, and later their partitions and offsets.
 
-    Each record gets a number and is added by one `list.extend`, without a lock. The thread that sender the chunk seals
-    it first, and takes the records later. A thread that finds the chunk sealed right after it added a record asks,
-    under the producer's lock, whether the record was taken; if not, it adds the record to the next chunk.
+    Each record gets a number and is added by one `list.extend`, without a lock. The thread that sends the chunk seals
+    it first, and takes the records later. A thread that adds a record checks afterwards whether the chunk is sealed. If
+    so, it checks, under the producer's lock, whether the record was taken; if not, it adds the record to the next
+    chunk.
     """
 
     __slots__ = (
@@ -92,7 +93,7 @@ class Chunk:
     def __init__(self, sender: ChunkSender, producer: object, topic: str, room: int, begun_ms: int) -> None:
         self._sender = sender
         self.producer = producer
-        """The producer of the records: while a delivery of it exists, it does not count as dropped."""
+        """The producer of the records. The reference keeps it alive while a delivery of the chunk exists."""
         self.topic = topic
         self.begun_ms = begun_ms
         """Timestamp for records without one, milliseconds since 1970."""
@@ -122,7 +123,7 @@ class Chunk:
         self.errors: dict[int, Exception] = {}
         """By partition: its error; ``error`` is the first one."""
         self.withheld: dict[int, Exception] = {}
-        """By partition: the error of an earlier chunk because of which this chunk is not appended.
+        """By partition: the error of an earlier chunk, because of which this chunk's records of it are not appended.
 
         The key is `EVERY_PARTITION` if the earlier chunk could have gone to any partition.
         """
@@ -137,7 +138,7 @@ class Chunk:
         self.is_whole = False
         """Whether it is a chunk of `send_many`, whose caller waits for it."""
         self.generation = fork_safety.generation()
-        """Generation of the process that sender it: in a forked child, no thread sender the copy."""
+        """Generation of the process that sends the chunk. In a forked child, no thread sends the child's copy of it."""
 
     @property
     def size_bytes(self) -> int:
@@ -162,7 +163,7 @@ class Chunk:
     def _take(self, triples: list[Any]) -> None:
         numbers, self.values, keys = triples[::3], triples[1::3], triples[2::3]
         self.keys = keys if keys.count(None) < len(keys) else ()  # no column that has only nulls
-        # added in another order than numbered, or some are missing
+        # several threads added records in another order than they numbered them, or a number is missing
         if self.options or numbers != list(range(len(numbers))):
             positions = self._positions = {number: position for position, number in enumerate(numbers)}
             for number, (headers, timestamp, partition) in self.options.copy().items():
@@ -183,7 +184,10 @@ class Chunk:
         return number < len(self.values)
 
     def set_partitions(self, partitions: npt.NDArray[np.int32], ranks: npt.NDArray[np.int64] | None) -> None:
-        """Set the partition of each record, and how many of the chunk's records precede it there (None: all)."""
+        """Set the partition of each record, and how many records of this chunk precede it in that partition.
+
+        ``ranks`` of None: all records have the same partition, so each is preceded by all earlier records.
+        """
         self._partitions, self._ranks = partitions, ranks
 
     @property
@@ -245,7 +249,9 @@ class Chunk:
     def wait(self, timeout_s: float | None) -> None:
         if not self.is_sent:
             if self.generation != fork_safety.generation():
-                raise StoreClosed("record", "it was sent before fork(), so the parent process appends it; ask there")
+                raise StoreClosed(
+                    "record", "it was sent before fork(), so the parent process appends it; wait for it there"
+                )
             self._sender.send_unless_lingering(self)
             if not self._sender.wait_for(self, timeout_s):
                 raise TimeoutError(f"the batch was not sent within {timeout_s} s")
@@ -272,7 +278,7 @@ class Chunk:
         return Appended(self.topic, partition, offset, timestamp)
 
     def _reported(self, error: Exception | None) -> Exception:
-        """Return the error of a record for a call that raises it."""
+        """Return the error of a record for a call that raises it, so that `send` does not raise it again."""
         error = error or StoreClosed("producer")
         self._sender.mark_reported(self.topic, error)
         return error

@@ -72,7 +72,7 @@ class PartitionDispatcher:
                 self._append_all(topic, chunk, rows_of)
 
     def _partitions_of(self, chunk: Chunk, count: int) -> npt.NDArray[np.int32]:
-        """Return the partition of each record: the given one, else that of its key, else the next in turn."""
+        """Return the partition of each record: the given one, or that of its key, or the sticky one of the chunk."""
         sticky = chunk.sticky
         if sticky < 0:
             sticky = self._sticky.get(chunk.topic, -1) + 1

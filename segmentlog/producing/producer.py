@@ -63,7 +63,7 @@ _passed_ms: ContextVar[int | None] = ContextVar("passed_ms", default=None)
 def passed_at(now_ms: int | None) -> Iterator[None]:
     """Within the context, check timestamps against ``now_ms``, milliseconds since 1970; None: the time of each call.
 
-    A caller that buffers records uses the time at which the program passes a record, and sender the record later.
+    A caller that buffers records gives the time at which the program passed a record, and sends the record later.
     """
     token = _passed_ms.set(now_ms)
     try:
@@ -313,7 +313,10 @@ class Producer(Generic[K, V]):
         return -1 if self._identity is None else self._identity.last_number(log)
 
     def note_resume(self, topic: str, partitions: int) -> int:
-        """Return the topic's partition count at the first call for this name; used to spread records by counting."""
+        """Return the topic's partition count at the first call for this producer name, which stores it.
+
+        `segmentlog produce --producer` assigns records to so many partitions, even if partitions are added later.
+        """
         return self._idempotent("note_resume").note_resume(topic, partitions)
 
     @property
@@ -431,7 +434,7 @@ class Producer(Generic[K, V]):
 
     def _idempotent(self, what: str) -> ProducerIdentity:
         if self._identity is None:
-            raise InvalidConfig("enable_idempotence", False, f"True for {what}")
+            raise InvalidConfig("enable_idempotence", False, f"it must be True to use {what}")
         return self._identity
 
     @property
@@ -493,7 +496,7 @@ def _header_bytes(options: Options | None) -> int:
 def checked_metadata(commit_metadata: str | None, note: str | None) -> str | None:
     """Return the metadata of a commit, also if it is given under its former name. Raises `InvalidConfig`."""
     if note is not None and commit_metadata is not None:
-        raise InvalidConfig("note", note, "None with commit_metadata, of which note is the former name")
+        raise InvalidConfig("note", note, "give commit_metadata only: note is its former name")
     name, text = ("commit_metadata", commit_metadata) if note is None else ("note", note)
     if text is not None and (not isinstance(text, str) or len(text.encode(errors="surrogatepass")) > NOTE_MAX_BYTES):
         raise InvalidConfig(name, text, f"text of at most {NOTE_MAX_BYTES} bytes")

@@ -62,4 +62,6 @@ class ProducerOptions(msgspec.Struct, kw_only=True):
             if serializer is not None and not callable(getattr(serializer, "serialize", None)):
                 raise InvalidConfig(name, serializer, "an object with a method `serialize`, or None")
         if self.name is not None and not self.enable_idempotence:
-            raise InvalidConfig("enable_idempotence", self.enable_idempotence, "True for a producer with a name")
+            raise InvalidConfig(
+                "enable_idempotence", self.enable_idempotence, "it must be True for a producer with a name"
+            )

@@ -94,7 +94,9 @@ def serialized(serializer: Serializer[Any], topic: str, column: str, objects: li
                 if not is_about_data(single):
                     raise
                 raise SerializationError(topic, column, index, _reason(single)) from single
-        raise SerializationError(topic, column, 0, _reason(error)) from error  # it accepts each object alone
+        raise SerializationError(
+            topic, column, 0, _reason(error)
+        ) from error  # the serializer accepts each object on its own
 
 
 def _serialized(serializer: Serializer[Any], topic: str, column: str, objects: list[Any]) -> list[bytes | None]:

@@ -1,1 +1,1 @@
-"""Batches that many workers write and one process appends together, or not at all."""
+"""Batches that many workers write to files, and that one process appends to the log, all of them or none."""

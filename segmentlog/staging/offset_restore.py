@@ -2,8 +2,8 @@
 
 Workers encode batches that contain their base offset and stage them in files, as `segmentlog.staging.staging` does. One
 `Restorer` per partition appends each batch when the log end is at its offset. Gaps (from compaction, aborted
-transactions and control batches) are filled with batches without records. So an interrupted restore can resume: the log
-end shows how far it came.
+transactions and control batches) are filled with batches without records. So an interrupted restore can resume at the
+log end offset.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class OffsetEncoder:
     """Encodes records as batches that contain their offsets, to restore records and to verify a restore."""
 
     def __init__(self, config: TopicConfig) -> None:
-        """Respect the limits of ``config``."""
+        """Encode batches within the size and record limits of ``config``."""
         self._limit_bytes = config.max_message_bytes
         self._limit_records = min(MAX_BATCH_RECORDS, config.segment_records or MAX_BATCH_RECORDS)
         self._compression = config.compression
@@ -110,7 +110,7 @@ class OffsetStager:
             self._file.write(tp, batch, base_offset)
 
     def finish(self) -> Staged:
-        """Close the file, and return its contents."""
+        """Close the file; return its path and which batches it contains."""
         return self._file.finish()
 
     def discard(self) -> None:
@@ -119,7 +119,7 @@ class OffsetStager:
 
 
 def _within_reach(offsets: Int64Array, start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """Split the records ``[start, stop)`` into ranges whose offsets fit into one batch."""
+    """Split the records ``[start, stop)`` into ranges; the offsets of a range fit into one batch."""
     while start < stop:
         end = min(stop, int(np.searchsorted(offsets, offsets[start] + _SPAN_MAX)))
         yield start, end
@@ -145,7 +145,9 @@ class Restorer:
         return self._next
 
     def put(self, base_offset: int, batch: EncodedBatch) -> None:
-        """Append ``batch`` at ``base_offset``, after filling a gap; it is written by the next `flush` at the latest.
+        """Queue ``batch`` to be appended at ``base_offset``, after filling a gap before it.
+
+        The next `flush` appends it at the latest.
 
         Raises `OffsetTaken` and the errors of `Partition.append_batches`.
         """
@@ -174,7 +176,7 @@ class Restorer:
     def flush(self) -> None:
         """Append the waiting batches. Raises `OffsetTaken` if another process has appended meanwhile.
 
-        Batches that cannot be appended keep waiting: later ones do not get their offsets.
+        If appending fails, the batches wait for the next call, so that no later batch gets their offsets.
         """
         if not self._batches:
             return
@@ -188,7 +190,7 @@ class Restorer:
 
 
 def restore_staged(fs: FileSystem, logs: dict[int, Restorer], staged: Staged) -> int:
-    """Append all that one task has staged, in the order of offsets; how many records. Raises `CorruptBatch`."""
+    """Append all records that one task has staged, by offset; return their number. Raises `CorruptBatch`."""
     if not staged.runs:
         return 0
     view = map_staged(fs, staged.path)

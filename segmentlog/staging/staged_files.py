@@ -1,4 +1,4 @@
-"""Files of batches that tasks write, and the index that tells readers which partition they belong to."""
+"""Files of batches that tasks write, and the list of runs that has the partition of each batch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class StagedRun(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Staged(msgspec.Struct, frozen=True):
-    """The file that one task has written, and its contents."""
+    """The path of the file that one task has written, and which batches it contains."""
 
     path: str
     task: int
@@ -52,7 +52,7 @@ class StagedFile:
         self._fd = fs.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
     def write(self, tp: TopicPartition, batch: EncodedBatch, base_offset: int = 0) -> None:
-        """Write a batch, with the offset that it is to get if that is known. Raises `DiskFull`."""
+        """Write a batch; ``base_offset`` is the offset that it must get, if that is known. Raises `DiskFull`."""
         buffers = (batch.placed_at(base_offset, 0), batch.payload)
         try:
             write_all(self._fs, self._fd, buffers, self._position)
@@ -69,7 +69,7 @@ class StagedFile:
         self._position += batch.size_bytes
 
     def finish(self) -> Staged:
-        """Close the file, and return its contents."""
+        """Close the file; return its path and which batches it contains."""
         self.close()
         return Staged(self._path, self._task, tuple(self._runs))
 

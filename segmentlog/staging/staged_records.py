@@ -16,7 +16,7 @@ class StagedRecords(Protocol):
     def __len__(self) -> int: ...
 
     def partitions(self, partitioner: Partitioner, count: int, sticky: int) -> Partitions:
-        """Return the partition of each record, chosen by its key; ``sticky`` without a key."""
+        """Return the partition that ``partitioner`` chooses for each record's key; ``sticky`` if it has no key."""
 
     def take(self, rows: Rows) -> Self:
         """Return the records of these rows, in this order."""

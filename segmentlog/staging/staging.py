@@ -1,7 +1,7 @@
-"""Many workers encode and write batches that no reader sees, and one commit publishes all of them.
+"""Many workers encode records and write the batches to files that no reader sees; one commit publishes all of them.
 
-`segmentlog.staging.staging_folder` describes where they write. Nothing is synced: after a crash, unpublished records
-are staged again.
+`segmentlog.staging.staging_folder` describes the folder of these files. The files are not synced: after a crash of the
+machine, the job stages unpublished records again.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class _Pending:
 class Stager:
     """Assigns records to partitions as a producer does, and stages them as finished batches. Not thread-safe.
 
-    topic_of     `LogStore.topic`, for the number of partitions and the settings of a topic
-    path         of the file to write
-    task         number of the task: batches are published in the order of tasks
+    topic_of           returns a topic by its name, usually `LogStore.topic`
+    path               path of the file to write
+    task               number of the task: batches are published in the order of tasks
     allow_null_values  also accept null values for topics that are not compacted
     """
 
@@ -70,7 +70,9 @@ class Stager:
         self._pending_bytes = 0
 
     def add(self, topic: str, records: StagedRecords, size_bytes: int, partitions: Partitions | None = None) -> None:
-        """Take records of about ``size_bytes``, in order; ``partitions`` of -1 are chosen by key.
+        """Stage records of about ``size_bytes``, in order.
+
+        ``partitions`` has the partition of each record; -1, or None for all, chooses it by key.
 
         All records of a topic must be of one kind. Raises `InvalidRecord`, `RecordTooLarge`, `UnknownTopic`,
         `DiskFull`.
@@ -135,7 +137,7 @@ class Stager:
                 self._file.write(tp, batch)
 
     def finish(self) -> Staged:
-        """Stage the remaining records, and return the contents of the file."""
+        """Stage the remaining records, and close the file; return its path and which batches it contains."""
         for tp in sorted(self._pending):
             self._stage(tp)
         return self._file.finish()

@@ -1,10 +1,10 @@
-"""The folder in which the tasks of a job write, with the runs of the job and their files.
+"""The folder of a job: it has a file for each run of the job, and the batches that the tasks of a run write.
 
     @staging/<job>/run-<number>-<name>              a run of the job: the highest number is the current run
     @staging/<job>/<run>-<task>-<random>.batches    finished batches in the format of `format.batch`, not in a log yet
 
-A repeated task writes another file; the publisher says which files count. A new run takes the next number, which fences
-older runs, so that it can delete their files.
+A task that is repeated writes a new file; the publishing process chooses the file of one attempt of each task. A new
+run takes the next number. That fences older runs: they can no longer publish, so the new run can delete their files.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from segmentlog.storage.interrupt_safe import EXCLUSIVE, interrupt_safe_context
 
 STAGED_SUFFIX: Final = ".batches"
 ABANDONED_AFTER_S: Final = 7 * 24 * 3600
-"""Files of a job that was not written to for this long belong to a dead job."""
+"""A job is dead if none of its files was written for this long."""
 _RUN_PREFIX: Final = "run-"
 _REMOVE_ATTEMPTS: Final = 5
 
@@ -41,9 +41,9 @@ class StagingFolder:
         self.path = f"{store_path}/{STAGING_FOLDER}/{folder_name_of(job, 'job')}"
 
     def claim(self, run: str) -> int:
-        """Return the number of a run; a new run becomes the current one, and the files of older runs are deleted.
+        """Return the number of a run. A new run becomes the current run, and the files of older runs are deleted.
 
-        Raises `ProducerFenced` if another run has become the current one since.
+        Raises `ProducerFenced` if another run has become the current run since.
         """
         self.create()
         run = folder_name_of(run, "run")  # as it is read back from the folder
@@ -57,7 +57,7 @@ class StagingFolder:
             return runs[run]
 
     def check(self, run: str) -> None:
-        """Raise `ProducerFenced` if another run has become the current one."""
+        """Raise `ProducerFenced` if another run has become the current run."""
         self._check(folder_name_of(run, "run"), self._runs())
 
     def _check(self, run: str, runs: dict[str, int]) -> None:
@@ -76,7 +76,7 @@ class StagingFolder:
             self._fs.unlink(staged.path)
 
     def clear(self, run: str | None = None) -> None:
-        """Delete the staged files of a run, but not of newer runs; None: of all runs. Keeps the list of runs."""
+        """Delete the batch files of a run, or of all runs for None. Keeps the files that number the runs."""
         with contextlib.suppress(FileNotFoundError):
             if run is None:
                 self._remove_files()
@@ -128,7 +128,7 @@ class StagingFolder:
 
 
 def sweep_abandoned(fs: FileSystem, store_path: str, now_s: float | None = None) -> None:
-    """Delete the staged files of dead jobs: those that were not written to for `ABANDONED_AFTER_S`."""
+    """Delete the staged files of dead jobs. A job is dead if no file of it was written for `ABANDONED_AFTER_S`."""
     folder = f"{store_path}/{STAGING_FOLDER}"
     oldest = (time.time() if now_s is None else now_s) - ABANDONED_AFTER_S
     with contextlib.suppress(FileNotFoundError):
@@ -137,7 +137,9 @@ def sweep_abandoned(fs: FileSystem, store_path: str, now_s: float | None = None)
                 names = fs.listdir(f"{folder}/{job}")
                 if max((fs.stat(f"{folder}/{job}/{name}").st_mtime for name in names), default=oldest) > oldest:
                     continue
-                if any(name.startswith(_RUN_PREFIX) for name in names):  # a query that may come back: keep its fence
+                if any(
+                    name.startswith(_RUN_PREFIX) for name in names
+                ):  # run files fence old runs of a query: keep them
                     for name in names:
                         if name.endswith(STAGED_SUFFIX):
                             fs.unlink(f"{folder}/{job}/{name}")

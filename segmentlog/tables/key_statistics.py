@@ -82,7 +82,7 @@ def first_bytes(length: int) -> GroupOf:
 
 
 class KeyStatistics:
-    """Counts partitions, one after the other, in ``groups``. Not thread-safe."""
+    """Counts the records of one partition after the other, by group of keys, in ``groups``. Not thread-safe."""
 
     def __init__(
         self,
@@ -94,7 +94,8 @@ class KeyStatistics:
     ) -> None:
         self.groups: dict[GroupName, KeyGroup] = {}
         self.unreadable: dict[tuple[int, int], UnreadableBatch] = {}
-        """By partition and offset: batches that were not counted and that a pass would keep."""
+        """By partition and offset: batches that do not decode. They are not counted; a compaction pass would keep them.
+        """
         self._group_of = group_of
         self._buffer_bytes = buffer_bytes
         self._pace = pace
@@ -109,7 +110,7 @@ class KeyStatistics:
         return total
 
     def count(self, log: Partition, now_ms: int) -> None:
-        """Count the records of a partition's sealed segments that a pass at ``now_ms`` would clean.
+        """Count the records of those sealed segments of a partition that a compaction pass at ``now_ms`` would clean.
 
         Calls ``pace`` with the number of bytes read. Raises `CorruptBatch`, and the errors of ``pace``.
         """
@@ -131,7 +132,7 @@ class KeyStatistics:
     def _fill(
         self, log: Partition, config: TopicConfig, end: int, now_ms: int, modulus: int, number: int, buffer_bytes: int
     ) -> OffsetMap | None:
-        """Fill a map with one part of the keys; return None if it is too small."""
+        """Return an offset map of one part of the keys; None if a map of ``buffer_bytes`` is too small for them."""
         offset_map = OffsetMap(buffer_bytes, config.compaction_keep_last)
         for batch in self._batches(log, end):
             low, high, is_null = batch.key_identities(self._seed)
@@ -196,7 +197,7 @@ class KeyStatistics:
 
         try:
             found = log.read(start, on_skip=on_skip)
-        except LogTruncated as truncated:  # trimmed to an offset inside a lost range
+        except LogTruncated as truncated:  # the log was trimmed to an offset inside a lost range
             found = log.read(truncated.lost.end_offset, on_skip=on_skip)
         for batch in found:
             if batch.base_offset >= end:
@@ -211,14 +212,17 @@ class KeyStatistics:
 
 
 def _cleanable_end(log: Partition, config: TopicConfig, now_ms: int) -> int:
-    """Return the end of a pass: before the active segment, and before segments that are too young."""
+    """Return the offset at which a compaction pass ends: before the active segment and segments that are too young."""
     dirty_offset = max(log.cleaned_offset, log.log_start_offset)
     behind = [segment for segment in log.segments() if segment.active or segment.end_offset > dirty_offset]
     return cleanable_end(config, behind, dirty_offset, log.last_stable_offset, now_ms)
 
 
 def _part_of(low: Uint64Array, high: Uint64Array, modulus: int) -> Uint64Array:
-    """Return for each identity its part, of ``modulus`` parts (a power of two)."""
+    """Return the number of the part to which each key belongs, from 0 to ``modulus`` - 1.
+
+    ``low`` and ``high`` are the identities of the keys; ``modulus`` is a power of two.
+    """
     mixed = low * _MIX_A ^ high * _MIX_B
     mixed ^= mixed >> _HALF
     mixed *= _MIX_A

@@ -7,9 +7,9 @@ An entry is the last record of a key in one partition::
     place   u64    partition (17 bits), offset (46 bits), 1 if the record deletes the key
     time    i64    timestamp of the record, milliseconds
 
-Entries are stored in *runs*, oldest first. New entries become a new run, which is merged with the run before it if it
-is larger than an eighth of it. So ten million keys are in five or six runs, adding one record moves few entries, and a
-look-up is a binary search in each run.
+Entries are stored in *runs*, oldest first. New entries become a new run. The new run is merged with the run before it
+if the new run has more than an eighth of the older run's entries. So ten million keys are in five or six runs, adding
+one record moves few entries, and a look-up is a binary search in each run.
 
 If a key has entries in several partitions, the entry with the latest timestamp counts; of equal timestamps, the one in
 the highest partition. All entries are kept, including tombstones, so that the result does not depend on the order in
@@ -50,13 +50,16 @@ class Run(NamedTuple):
     times: Int64Array
 
     def select(self, rows: Flags) -> Run:
-        """Return some of the entries."""
+        """Return a run of the entries whose flag in ``rows`` is set."""
         if rows.all():
             return self
         return Run(self.hashes[rows], self.highs[rows], self.places[rows], self.times[rows])
 
     def matches(self, hashes: Uint64Array, highs: Uint64Array) -> Iterator[tuple[Int64Array, Int64Array]]:
-        """Yield arrays of (index of requested key, index of its entry); a pair of arrays has each key once at most."""
+        """Yield pairs of arrays: indexes of requested keys, and the indexes of their entries in this run.
+
+        A key with several entries (of several partitions) occurs in several pairs, once in each.
+        """
         if not len(self.hashes):
             return
         at = np.searchsorted(self.hashes, hashes)
@@ -96,7 +99,7 @@ class KeyTable:
         return sum(column.nbytes for run in self._runs for column in run)
 
     def snapshot(self) -> KeyTable:
-        """Return a table with the present entries, which never change."""
+        """Return a table that has the present entries and that later additions to this table do not change."""
         copy = KeyTable(self._seed, keep_dead=self._keep_dead, small=self._small)
         copy._runs, copy._count = self._runs, self._count
         return copy
@@ -128,16 +131,20 @@ class KeyTable:
         return None if best[1] & 1 else best
 
     def are_current(self, partition: int, low: Uint64Array, high: Uint64Array, offsets: Int64Array) -> Flags:
-        """Return which of these records have the value of their key."""
+        """Return which of these records are the latest of their key, so that their value is the key's value."""
         hashes = self._mix(low, high)
-        order = _order_of(hashes)  # neighbours are close together, which takes a quarter of the time
+        # In this order, consecutive look-ups read neighbouring memory, which takes a quarter of the time.
+        order = _order_of(hashes)
         places, _ = self._current(hashes[order], high[order])
         current = np.empty(len(order), np.bool_)
         current[order] = places == _places(partition, offsets, None)[order]
         return current
 
     def _current(self, hashes: Uint64Array, highs: Uint64Array) -> tuple[Uint64Array, Flags]:
-        """Return (place of the entry that counts, or `_ABSENT`; whether several partitions have entries)."""
+        """Return for each key the place of the entry that counts, and whether several partitions have entries.
+
+        The place is `_ABSENT` for a key without entries.
+        """
         places = np.full(len(hashes), _ABSENT)
         mixed = np.zeros(len(hashes), np.bool_)
         for run in self._runs:
@@ -197,7 +204,10 @@ class KeyTable:
         self._merge_newest()
 
     def mark_deleted(self, low: int, high: int) -> None:
-        """Treat a key as deleted by the record that has its value, because that record does not exist any more."""
+        """Treat a key as deleted, because the record that has its value does not exist any more.
+
+        The entry of that record becomes a tombstone.
+        """
         latest = self._find_latest(low, high)
         if latest is not None:
             time_ms, place = latest
@@ -221,7 +231,7 @@ class KeyTable:
         self._count = self._recount(whole)
 
     def _merge_newest(self) -> None:
-        """Merge the newest run with the one before it while it is relatively large."""
+        """Merge the newest run with the run before it, while it has more than an eighth of that run's entries."""
         runs = list(self._runs)
         while len(runs) > 1 and len(runs[-2].hashes) < max(self._small, _RATIO * len(runs[-1].hashes)):
             new, old = runs.pop(), runs.pop()
@@ -277,7 +287,7 @@ def _are_live(places: Uint64Array) -> Flags:
 
 
 def _is_last(*columns: npt.NDArray[np.generic]) -> Flags:
-    """Return which items differ from the next one in some column; the last one always does."""
+    """Return for each row whether it differs from the next row in any column; the flag of the last row is set."""
     last = np.ones(len(columns[0]), np.bool_)
     last[:-1] = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
     return last
@@ -289,7 +299,7 @@ def _sorted_run(hashes: Uint64Array, highs: Uint64Array, places: Uint64Array, ti
     sorted_hashes, sorted_highs = hashes[order], highs[order]
     last = _is_last(sorted_hashes, sorted_highs)
     if np.any((sorted_hashes[1:] == sorted_hashes[:-1]) & (sorted_highs[1:] != sorted_highs[:-1])):
-        # Two keys with the same hash, and mixed records: a few in 10^15 pairs.
+        # Two keys have the same hash, and their records alternate. This happens to a few in 10^15 pairs.
         order = np.lexsort((highs, hashes))  # stable
         last = _is_last(hashes[order], highs[order])
     order = order[last]
@@ -297,14 +307,17 @@ def _sorted_run(hashes: Uint64Array, highs: Uint64Array, places: Uint64Array, ti
 
 
 def _order_of(hashes: Uint64Array) -> Int64Array:
-    """Return the stable order of `np.argsort`, in a fifth of the time: sort numbers that end with the index."""
+    """Return what a stable `np.argsort` returns, in a fifth of the time.
+
+    Replaces the low bits of each hash by its index, and sorts these numbers: a plain sort is faster.
+    """
     bits = max(len(hashes) - 1, 1).bit_length()
     index_mask = np.uint64((1 << bits) - 1)
     packed = (hashes & ~index_mask) | np.arange(len(hashes), dtype=np.uint64)
     packed.sort()
     order = (packed & index_mask).astype(np.int64)
     in_order = hashes[order]
-    if np.any(in_order[1:] < in_order[:-1]):  # the index has replaced bits that decide the order
+    if np.any(in_order[1:] < in_order[:-1]):  # hashes differ only in bits that the index has replaced
         order = np.argsort(hashes, kind="stable")
     return order
 

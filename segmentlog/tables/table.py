@@ -96,7 +96,7 @@ class Table(Mapping[bytes, bytes]):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the table at rest, without decoded batches."""
+        """Bytes that the entries of the keys take in memory, without the batches that look-ups cache."""
         return self._keys.nbytes
 
     @property
@@ -134,7 +134,7 @@ class Table(Mapping[bytes, bytes]):
                 self._reset()
 
     def _reset(self) -> None:
-        """Create an empty state that has read no records."""
+        """Forget everything that was read: start again with an empty table."""
         self._sources: list[TableSource] = []
         self._add_partitions()
         self._keys = KeyTable(self._seed, keep_dead=len(self._sources) > 1, small=self._small_run)
@@ -197,7 +197,10 @@ class Table(Mapping[bytes, bytes]):
             return None
 
     def _read(self, key: bytes, partition: int, offset: int) -> Record | None:
-        """Return the record at an offset; None if it no longer exists. A short key is exactly the record's key."""
+        """Return the record of ``key`` at an offset; None if it no longer exists.
+
+        Reads the record's key from the log only if ``key`` is long: the identity of a short key is exact.
+        """
         batch = self._cached_batch(partition, offset)
         if batch is None:
             batch = self._sources[partition].batch_at(offset)
@@ -263,7 +266,7 @@ class Table(Mapping[bytes, bytes]):
             yield from ((keys[at], values[at]) for at in wanted)  # type: ignore[misc]
 
     def _current(self) -> Iterator[tuple[RecordBatch, list[int]]]:
-        """Yield batches that have values of keys, with the indexes of those records."""
+        """Yield batches that have current values of keys, each with the indexes of the records that have them."""
         with self._lock:
             self._prepare_access()
             keys = self._keys.snapshot()
@@ -310,7 +313,7 @@ class Table(Mapping[bytes, bytes]):
         )
 
     def _check_limits(self) -> None:
-        """Raise `OffsetOutOfRange` if the log cannot show the state of `as_of` any more."""
+        """Raise `OffsetOutOfRange` if this is a table `as_of` an offset whose state the log cannot show any more."""
         for source in self._sources:
             source.check_limit()
 
@@ -340,7 +343,10 @@ class Table(Mapping[bytes, bytes]):
                 self._wait(watch, positions, left_s)
 
     def _changes_after(self, positions: dict[int, int]) -> Iterator[Record]:
-        """Yield records with keys after the positions, and advance these; yield a batch once the table has read it."""
+        """Yield the records with keys from ``positions`` on, and advance ``positions``.
+
+        The table reads each batch before this yields the batch's records.
+        """
         self.refresh()
         for source in list(self._sources):
             number, log = source.number, source.log

@@ -1,4 +1,4 @@
-"""One partition as a table reads it: its position, its end, and changes of its history."""
+"""One partition as a table reads it: the table's position, the end of reading, and truncations of the log."""
 
 from __future__ import annotations
 
@@ -17,18 +17,21 @@ if TYPE_CHECKING:
     from segmentlog.log.partition import Isolation, Partition
 
 _CHUNK_RECORDS: Final = 1 << 19
-"""Number of records that are sorted together. Half of it took 8 % longer; sorting takes 75 MB."""
+"""Number of records that are sorted together. With half as many, reading took 8 % longer; sorting takes 75 MB."""
 
 
 class Rewritten(Exception):
-    """Records that the table has read were truncated: only the log knows what preceded them."""
+    """Records that the table has read were truncated, so it must be built again from the log.
+
+    The table does not keep the earlier values of the keys of these records.
+    """
 
 
 class TableSource:
     """One partition, and the position up to which a table has read it. Not thread-safe.
 
     limit   the offset at which the table ends; None: it continues to the end of the log
-    seed    seed of the identities of keys
+    seed    seed of the hashes that identify keys
     """
 
     def __init__(
@@ -47,19 +50,22 @@ class TableSource:
     # ------------------------------------------------------------ history of the log
 
     def end_offset(self) -> int:
-        """Return the current end of reading."""
+        """Return the offset up to which the table may read now: its limit, or the end of the log if that is lower."""
         end_offset = self.log.end_offset(isolation=self._isolation, durable_only=self._durable_only)
         return end_offset if self.limit is None else min(self.limit, end_offset)
 
     def has_changed(self) -> bool:
-        """Return whether `catch_up` has something to do; costs a few look-ups in shared memory."""
+        """Return whether `catch_up` has something to do. Fast: reads a few numbers from shared memory."""
         log = self.log
         if self.position < self.end_offset():
             return True
         return self.start != log.log_start_offset or self._epoch != log.epoch
 
     def check_limit(self) -> None:
-        """Raise `OffsetOutOfRange` if the state at the limit cannot be computed, or not any more."""
+        """Raise `OffsetOutOfRange` if the log cannot show the state at the limit.
+
+        The limit is above the log's end, or retention or compaction removed records below it.
+        """
         if self.limit is None:
             return
         log = self.log
@@ -79,7 +85,7 @@ class TableSource:
     # ------------------------------------------------------------ reading
 
     def catch_up(self, keys: KeyTable) -> int:
-        """Remove entries of deleted records, add new records, and return their number.
+        """Remove entries of deleted records, add new records, and return the number of new records.
 
         Raises `Rewritten`, `LogTruncated`: the table must be rebuilt.
         """
@@ -130,7 +136,7 @@ class TableSource:
             yield batch
 
     def surviving_batches(self, offset: int, end_offset: int) -> Iterator[RecordBatch]:
-        """Yield the same, but continue after records that are deleted or truncated meanwhile."""
+        """Yield what `batches` yields, but continue after records that are deleted or truncated meanwhile."""
         while offset < end_offset:
             try:
                 for batch in self.batches(offset, end_offset):
@@ -146,7 +152,7 @@ class TableSource:
                 offset = error.lost.end_offset
 
     def batch_at(self, offset: int) -> RecordBatch | None:
-        """Return the records of one batch from ``offset`` on, or of the next existing batch; None without any."""
+        """Return the records from ``offset`` on of its batch, or the next existing batch; None if there is none."""
         with contextlib.suppress(OffsetOutOfRange, LogTruncated):
             return next(self.log.read(offset, 1), None)
         return None

@@ -96,7 +96,7 @@ def test_create_may_accept_a_topic_that_exists(call: Run) -> None:
         (("create", "x", "-p", "0"), 1, "from 1"),
         (("consume", "word"), 1, "did you mean 'words'"),
         (("consume", "words/9"), 1, "no partition"),
-        (("consume", "words", "--from", "yesterday"), 2, "is not a place"),
+        (("consume", "words", "--from", "yesterday"), 2, "is not an offset or a time"),
         (("consume", "words", "--values", "--json"), 2, "exclude"),
         (("consume", "words", "--format", "%z"), 2, "%z"),
         (("produce", "words", "/nowhere"), 1, "/nowhere"),

@@ -365,7 +365,7 @@ def test_options_that_make_no_sense(shell: Shell) -> None:
     for arguments, words in (
         (("--at", "-1h", "--offsets", "-"), "cannot be combined"),
         (("--at", "17"), "--at: give a time"),
-        (("--at", "yesterday"), "is not a place"),
+        (("--at", "yesterday"), "is not an offset or a time"),
         (("--offsets", "nowhere"), "No such file"),
         (("--offsets", str(broken)), "broken: line 1 is 'words 0'"),
     ):
