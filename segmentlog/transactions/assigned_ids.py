@@ -15,8 +15,8 @@ The tag binds an id to a principal. A client that reads another client's id in a
 a tag fits a second principal is one in a million for each pair, and repeated attempts do not raise it.
 
 *Rejected:* a list of assigned ids, as it takes an fsync for each producer, and grows with every client that connects.
-*Rejected:* 61 random bits beside a longer tag, as an id has 63 bits in all. ProducerIdAndEpoch that are counted do not
-collide within a process; two processes collide only partition their counts overlap (10,000 ids each: once in 10^8).
+*Rejected:* 61 random bits beside a longer tag, as an id has 63 bits in all. Numbers that a process counts up never
+collide within that process. Two processes collide only where their ranges overlap (10,000 ids each: once in 10^8).
 """
 
 from __future__ import annotations
