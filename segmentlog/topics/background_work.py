@@ -87,7 +87,7 @@ class BackgroundWork:
         fork_safety.on_fork(self, "_discard_parent_state")
 
     def _discard_parent_state(self) -> None:
-        """Start a new scan in a forked child: the thread that was running the current scan does not exist in the child."""
+        """Start a new scan in a forked child: the thread that runs the current scan exists only in the parent."""
         self._rolled, self._round, self._round_due_ms = self._rolled.copy(), None, 0
 
     @property
@@ -282,7 +282,7 @@ class BackgroundWork:
 
 
 def _min_pause_s(config: TopicConfig) -> float:
-    """Return a quarter of the topic's shortest time limit, in seconds, within the bounds of the retention tick's pause."""
+    """Return a quarter of the topic's shortest time limit in seconds, within the limits of the retention pause."""
     limits_ms = [config.segment_ms]
     if config.deletes:
         limits_ms += [config.retention_ms] if config.retention_ms != UNLIMITED else []
