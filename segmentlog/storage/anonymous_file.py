@@ -61,9 +61,7 @@ class AnonymousFile:
                 close_lockable(self._fs, fd)
 
     def _reset_after_fork(self) -> None:
-        """Drop the descriptor in a forked child: the fork has closed it in the child, and its number may belong to
-        another file.
-        """
+        """Drop the descriptor in a forked child, which has closed its copy: the number may belong to another file now."""
         self._fd = None
 
 

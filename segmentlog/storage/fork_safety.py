@@ -166,8 +166,8 @@ class Descriptor(int):
 
 
 class LockableFd(Descriptor):
-    """A descriptor through which this process may hold a lock. A forked child closes its copy, and may reuse its
-    number.
+    """A descriptor through which this process may hold a lock. A forked child closes its copy, and the number may then
+    belong to another file.
 
     If an interrupt drops the last reference to a descriptor, the descriptor's finalizer closes it. There is one
     exception. The garbage collector may finalize a descriptor together with its owner, and the owner's finalizer may
@@ -280,8 +280,7 @@ def open_lockable(fs: LockableFiles, path: str, flags: int) -> LockableFd:
 def close_lockable(fs: LockableFiles, fd: int, owner: dict[Any, int] | None = None, key: object = None) -> None:
     """Unlock and close a descriptor of `open_lockable`. Set ``owner[key]`` to -1; after an interrupt, call it again.
 
-    Do nothing in a forked child: the fork has closed the descriptor in the child, and its number may belong to another
-    file.
+    Do nothing in a forked child: it has closed its copy already, and the number may belong to another file now.
     """
     if not isinstance(fd, Descriptor):
         raise TypeError(f"descriptor {fd} was not opened by open_lockable; it was not closed")

@@ -162,7 +162,7 @@ class ActiveSegment:
         try:
             if len(buffers) == 2 and self._fs.pwritev(self.fd, buffers, position) == size_bytes:
                 return
-            write_all(self._fs, self.fd, buffers, position)  # for too many buffers, or to write all of it again after a short write
+            write_all(self._fs, self.fd, buffers, position)  # for many buffers, or again after a short write
         except OSError as error:
             self.is_cut = False
             self._take_back(position)

@@ -76,7 +76,7 @@ class GroupSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def allow_all(name: str) -> bool:
-    """Return True: the check of a client whose access is not restricted."""
+    """Return True: the access check for clients without restrictions."""
     return True
 
 
