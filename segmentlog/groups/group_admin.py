@@ -155,8 +155,8 @@ class Groups:
         """Return members, assignment, committed offsets and lag. An unknown group is "Empty", with no partitions.
 
         Takes no lock that members wait for, and works in a read-only store. A caller that already knows log end offsets
-        and lost ranges passes ``end_of`` and ``lost_of``. Without ``end_of`` the call opens the partitions. Without
-        ``lost_of`` it opens those in which the group has not reached the log end.
+        and lost ranges passes ``end_of`` and ``lost_of``. Without ``end_of`` the call opens the partitions. If
+        ``lost_of`` is missing, it opens only those in which the group is before the log end.
         """
         for key, function in (("end_of", end_of), ("lost_of", lost_of)):
             if function is not None and (not callable(function) or isinstance(function, type)):

@@ -231,7 +231,7 @@ class GroupFolder:
             return None
 
     def saved_group_version(self) -> Version | None:
-        """Return a value that changes whenever the server's file is replaced; None if there is no such file."""
+        """Return a value that changes whenever the server's file is replaced; None without a file."""
         return self._version(f"{self.path}/{SAVED_GROUP_FILE}")
 
     def client_holder(self, now_ms: int) -> tuple[SavedGroup, str] | None:
@@ -274,7 +274,7 @@ class GroupFolder:
     # ------------------------------------------------------------ the assignment
 
     def assignment_version(self) -> Version | None:
-        """Return a value that changes whenever the assignment is replaced; None if there is no assignment."""
+        """Return a value that changes whenever the assignment is replaced; None without an assignment."""
         return self._version(self.assignment_path)
 
     def _version(self, path: str) -> Version | None:

@@ -232,7 +232,7 @@ class ServerGroups:
     def commit_without_members(
         self, group: str, positions: Sequence[OffsetCommit], stamp: ProducerStamp | None = None
     ) -> tuple[Partition, int, int]:
-        """Append offsets of a client that is not a member, in a group without members of the library. Return what
+        """Append offsets of a client outside the group, if members of the library do not use the group. Return what
         `commit_offsets` returns.
 
         Raises `GroupInUse` if the group has members of the library.

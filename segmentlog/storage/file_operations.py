@@ -107,9 +107,9 @@ def replace_file(fs: FileSystem, path: str, data: bytes, *, sync_folder: bool = 
 
     Until the folder is synced, a crash may leave either. ``sync_folder=False`` leaves that sync to the caller.
 
-    Raises `DiskFull` if there is no room, and OSError: ``path`` is then unchanged. Raises `DiskFailed` if an fsync
-    failed: then ``path`` may be the old file or the new file. Several threads or processes may replace the same file at
-    the same time; the last replacement wins.
+    Raises `DiskFull` without room, and OSError: ``path`` is then unchanged. Raises `DiskFailed` if an fsync failed:
+    then ``path`` may be the old file or the new file. Several threads or processes may replace the same file at the
+    same time; the last replacement wins.
     """
     replace_file_by_parts(fs, path, (data,), sync_folder=sync_folder)
 

@@ -69,7 +69,7 @@ class NetworkMark:
         return mark
 
     def read(self) -> tuple[str, int]:
-        """Return (name of the machine that wrote the mark last, its wall clock in ms). The name is empty if there is no
+        """Return (name of the machine that wrote the mark last, its wall clock in ms). The name is empty without a
         mark.
         """
         try:

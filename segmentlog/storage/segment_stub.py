@@ -83,9 +83,7 @@ def write_stub(fs: FileSystem, path: str, stub: Stub) -> None:
 
 
 def remove_stub(fs: FileSystem, path: str) -> None:
-    """Remove the stub of a log that was recalled or deleted. Call this after that step: without its stub, a hole could
-    not be read.
-    """
+    """Remove the stub of a log that was recalled or deleted. Call this after that step: reading a hole needs the stub."""
     with contextlib.suppress(FileNotFoundError):
         fs.unlink(stub_path(path))
 

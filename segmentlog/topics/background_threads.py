@@ -1,5 +1,5 @@
-"""Background threads. Each calls a public function, its *tick*, again and again. Tests call the tick without threads
-and without sleeping.
+"""Background threads. Each calls a public function, its *tick*, again and again. Tests call the tick directly, in their
+own thread.
 """
 
 from __future__ import annotations

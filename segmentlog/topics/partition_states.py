@@ -72,8 +72,8 @@ class PartitionState(msgspec.Struct, frozen=True, gc=False):
 
 
 class TopicStates(NamedTuple):
-    """A topic and the states of its partitions, in order of their numbers. A partition that no process has opened since
-    the machine started has None.
+    """A topic and the states of its partitions, in order of their numbers. The state is None for a partition that was
+    not opened since the machine started.
     """
 
     topic: Topic

@@ -166,7 +166,7 @@ class Topics:
                 raise
             return ""
         why = "it is on a read-only file system" if is_on_read_only_disk else ""
-        # Without the file there is no store yet: then creating it reports what fails.
+        # If the file is missing, the store is created next, and that reports what fails.
         if not why and self.fs.exists(f"{self.path}/{STORE_FILE}"):
             why = self.fs.why_unwritable(self.path)
         if why:
@@ -265,8 +265,8 @@ class Topics:
             return Topic(self, new_name, self.administration.rename(name, new_name))
 
     def missing(self, topic_ids: Iterable[str]) -> set[str]:
-        """Return those of the ids that certainly belong to no existing topic. Return none if a topic's file cannot be
-        read.
+        """Return those of the ids that certainly belong to no existing topic. If a topic's file cannot be read, return
+        an empty set.
         """
         wanted = set(topic_ids)
         with self.administration.locked():  # without it, a topic that is being renamed would look deleted

@@ -108,7 +108,8 @@ class TransactionCompleter:
     def _write_marker(self, log: Partition, state: TransactionState) -> UnconfirmedMarker | None:
         """Write the marker if the transaction is open in the partition.
 
-        Return the marker of a commit, which may not be on disk yet; None for an abort, or if there is no marker.
+        Return the marker of a commit; the caller must assume that it is not on disk yet. Return None for an abort, and
+        without a marker.
         """
         is_commit = self._outcome(log, state)
         epoch = log.epoch  # read before the marker is written: if it changes afterwards, the marker may be lost

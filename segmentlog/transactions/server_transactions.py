@@ -55,7 +55,7 @@ class ProducerIdAndEpoch(NamedTuple):
 
 
 class UnknownProducer(SegmentlogError):
-    """A client uses a name that does not exist, or a producer id that the name does not have."""
+    """A client uses an unknown name, or a producer id of another name."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -226,8 +226,8 @@ class ServerTransactions:
     def _is_lost(self, state: TransactionState, *, committed: bool, bumps: bool) -> bool:
         """Return whether a crash must have lost the record of the transaction that the client wants to end.
 
-        False for a commit in the first protocol after a committed transaction: the request may be a repetition of that
-        commit, and a repetition must not be answered with an abort.
+        False for a commit in the first protocol after a committed transaction. The request may repeat that commit, and
+        the answer must then be the same.
         """
         is_told = committed and state.status == "CompleteCommit" and not bumps
         return state.log_epoch != self._log.epoch and not is_told
