@@ -47,11 +47,11 @@ class MemberInfo(msgspec.Struct, frozen=True):
     pid: int
     host: str
     topics: tuple[str, ...]
-    """Names and patterns that it subscribes to."""
+    """Names and patterns that the member subscribes to."""
     strategy: str
     max_poll_interval_ms: int
     joined_ms: int
-    """Wall clock."""
+    """Time of the join, on the wall clock."""
 
 
 class MemberState(msgspec.Struct, frozen=True):
@@ -59,7 +59,7 @@ class MemberState(msgspec.Struct, frozen=True):
 
     info: MemberInfo
     polled_ms: int
-    """Monotonic."""
+    """Time of the last poll, on the monotonic clock."""
 
     def is_overdue(self, now_ms: int) -> bool:
         """Return whether the member's last poll is longer ago than its `max_poll_interval_ms`."""

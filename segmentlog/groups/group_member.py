@@ -57,7 +57,9 @@ _CHECK_MS: Final = 250
 """How often a member checks whether the others are alive; less often in groups with many members."""
 _CHECK_MEMBERS: Final = 16
 _SUSPECT_MS: Final = 60
-"""The kernel closes a dying process's files, which wakes the others, a moment before it frees the locks."""
+"""How long to look for a dead member after a member's file was closed. The kernel closes the files of a dying process,
+which wakes the other members, a moment before it frees the locks.
+"""
 _TOPICS_MS: Final = 1000
 _RETRY_MS: Final = 10
 _HEARTBEAT_MS: Final = 100

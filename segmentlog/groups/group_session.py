@@ -102,7 +102,7 @@ class GroupSession:
         self._committed_by_self: dict[TopicPartition, int] = {}
         self._pending_check_s = 0.0
         self._soon: dict[TopicPartition, tuple[int, int]] = {}
-        """Offsets that the last `commit_soon` is to commit."""
+        """Offsets of `commit_soon` that are not written yet."""
         self._soon_metadata = ""
         self._soon_due_s = 0.0
         member.join()

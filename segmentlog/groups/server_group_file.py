@@ -103,9 +103,9 @@ class SavedGroup(msgspec.Struct, frozen=True, omit_defaults=True):
     topics: dict[str, tuple[str, int]] = {}
     """Id and partition count of the topics that were assigned, by name; only with the consumer protocol."""
     worker: int = 0
-    """Number of the worker whose lock and heartbeat count."""
+    """Number of the worker whose lock or heartbeat shows that clients still hold the group."""
     alive_ms: int = 0
-    """When this was written: monotonic, in the time of ``boot_id``."""
+    """When this was written, on the monotonic clock of the boot ``boot_id``."""
     boot_id: str = ""
 
     @property

@@ -32,7 +32,7 @@ _UNWRITABLE: Final = frozenset((errno.EACCES, errno.EPERM, errno.EROFS))
 
 
 class AlreadyServed(SegmentlogError):
-    """Another server serves the store. Only one server may, because two servers would give clients different answers."""
+    """Another server serves the store. Only one may serve it: clients would get different answers from two."""
 
     def __init__(self, path: str, holder: str) -> None:
         super().__init__(path, holder)

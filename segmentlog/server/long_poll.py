@@ -74,7 +74,7 @@ class FetchPurgatory:
         return len(self._waiters)
 
     def is_healthy(self, patience_s: float) -> bool:
-        """Return whether the lock is free within ``patience_s`` seconds, so that no thread is stuck with it."""
+        """Return whether the lock becomes free within ``patience_s`` seconds. If not, a thread is stuck with it."""
         if not self._mutex.acquire(timeout=patience_s):
             return False
         self._mutex.release()

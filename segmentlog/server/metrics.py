@@ -41,7 +41,7 @@ a request about every ten seconds."""
 _THREADS_MAX: Final = 2 * _CONNECTIONS_MAX
 """Includes threads whose connection was closed, and that have not ended yet."""
 _NO_THREAD_S: Final = 1.0
-"""Time to wait for one of them to end."""
+"""Time to wait for one of these threads to end."""
 _LOCK_PATIENCE_S: Final = 1.0
 """Time for which a lock that requests need may be held before the process counts as stuck."""
 _TEXT: Final = "text/plain; charset=utf-8"

@@ -72,7 +72,7 @@ class BufferPool:
     def lease(self, cut: Callable[[], None]) -> Lease:
         """Return a lease for one request.
 
-        ``cut`` closes its connection; any thread may call it, and it must not block.
+        The pool calls ``cut``, from any thread, to close the connection of the request. It must not block.
         """
         lease = Lease(self, cut)
         with self._condition:

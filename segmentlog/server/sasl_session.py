@@ -79,7 +79,9 @@ class SaslSession:
 
     @property
     def has_failed(self) -> bool:
-        """The connection must be closed after `FAILED_DELAY_S`; nothing more may be read from it."""
+        """Whether authentication has failed: the connection must be closed after `FAILED_DELAY_S`, and nothing more may
+        be read from it.
+        """
         return self._state is _State.FAILED
 
     @property

@@ -61,7 +61,7 @@ class AnonymousFile:
                 close_lockable(self._fs, fd)
 
     def _reset_after_fork(self) -> None:
-        """Drop the descriptor in a forked child, which has closed its copy: the number may belong to another file now."""
+        """Drop the descriptor in a forked child: the child has closed its copy, and may have reused the number."""
         self._fd = None
 
 

@@ -309,7 +309,7 @@ def close_lockable(fs: LockableFiles, fd: int, owner: dict[Any, int] | None = No
 def opened_lockable(
     fs: LockableFiles, path: str, flags: int, opener: Callable[[LockableFiles, str, int], LockableFd] = open_lockable
 ) -> Iterator[LockableFd]:
-    """Open a file by `open_lockable`, or by an ``opener`` that ends in it, for the duration of the context."""
+    """Open a file by `open_lockable`, or by an ``opener`` that calls it, for the duration of the context."""
     fds: list[LockableFd] = []
     try:
         fds.extend(starmap(opener, ((fs, path, flags),)))

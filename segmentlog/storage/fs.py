@@ -208,7 +208,7 @@ class FileSystem:
         os.utime(fd, ns=(modified_ns, modified_ns))
 
     def advise_unneeded(self, fd: int, position: int, size_bytes: int) -> None:
-        """Tell the kernel that it may drop these bytes from its cache. This is a hint; the kernel keeps mapped pages."""
+        """Allow the kernel to drop these bytes from its cache. This is a hint; the kernel keeps mapped pages."""
         if size_bytes and hasattr(os, "posix_fadvise"):
             os.posix_fadvise(fd, position, size_bytes, os.POSIX_FADV_DONTNEED)
 

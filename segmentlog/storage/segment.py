@@ -19,11 +19,11 @@ from segmentlog.storage.segment_stub import is_evicted_or_replaced
 _ALLOCATE_MIN: Final = 64 << 10
 _ALLOCATE_MAX: Final = 8 << 20
 _WINDOW: Final = 128 << 10
-"""How many bytes ahead the decision to write zeros is made, and the most zeros to write."""
+"""Size of a window: once for each window this module decides whether to write zeros, and it writes at most this many.
+"""
 _WINDOW_SYNCS: Final = 4
-"""Write zeros after this many fsyncs in a window: they then cost more than writing the window twice.
-
-With batches of 56 kB zeros were no gain here.
+"""Write zeros if the last window had at least this many fsyncs. Without zeros, these fsyncs cost more than writing the
+window twice. With batches of 56 kB zeros were no gain here.
 """
 _ZEROS: Final = bytes(_WINDOW)
 

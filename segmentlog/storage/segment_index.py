@@ -55,7 +55,7 @@ class SegmentIndex:
         self._staying = folder_locked
         """Context for writing files by name. Raises `UnknownTopic` if the folder belongs to another log now."""
         self.log_inode: int | None = None
-        """Inode of the segment file that the entries describe; None for the file that has the name, whatever it is."""
+        """Inode of the segment file that the entries describe; None: the file that has the segment's name now."""
         self._fs = fs
         self._stem = stem
         self.base_offset = base_offset
@@ -240,7 +240,9 @@ class SegmentIndex:
         return self._positions[index], self.base_offset + self._relative[index]
 
     def batches_after(self, position: int) -> Iterator[tuple[int, int]]:
-        """Yield (position, base offset) of each indexed batch after ``position``, and of the closing entry."""
+        """Yield (position, base offset) of each entry after ``position``. The closing entry has the segment's size and
+        end offset.
+        """
         with self._lock:
             count, positions, relative = self.count, self._positions, self._relative
         for at in range(bisect_right(positions, position, 0, count), count):

@@ -83,7 +83,9 @@ def write_stub(fs: FileSystem, path: str, stub: Stub) -> None:
 
 
 def remove_stub(fs: FileSystem, path: str) -> None:
-    """Remove the stub of a log that was recalled or deleted. Call this after that step: reading a hole needs the stub."""
+    """Remove the stub of a log that was recalled or deleted. Call this after the recall or deletion: reading a hole
+    needs it.
+    """
     with contextlib.suppress(FileNotFoundError):
         fs.unlink(stub_path(path))
 

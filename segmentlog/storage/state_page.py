@@ -264,7 +264,7 @@ class StatePage:
 
     @property
     def writing(self) -> int:
-        """Non-zero while an append is in progress, or after its process died."""
+        """Non-zero while an append is in progress, or if the appending process died during it."""
         return self.words[WRITING_WORD]
 
     @writing.setter

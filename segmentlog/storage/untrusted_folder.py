@@ -65,7 +65,7 @@ def read_plain(fs: FileSystem, path: str, limit_bytes: int) -> bytes:
             parts.append(part)
             position += len(part)
             if position > limit_bytes:
-                raise UntrustedPath(path, f"it is growing, and may have {limit_bytes:,} bytes at most")
+                raise UntrustedPath(path, f"it grew while it was read, beyond the limit of {limit_bytes:,} bytes")
         return b"".join(parts)
     finally:
         fs.close(fd)

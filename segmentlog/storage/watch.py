@@ -55,7 +55,9 @@ class Watch:
         self._endings_watched = self._ended = False
         self._paths: dict[int, str] = {}
         self._is_parents: dict[str, _Watched] | None = None
-        """In a forked child until first use: what the parent watched, to be watched here, too."""
+        """In a forked child until its first use: the paths that the parent watched. The child must watch them with its
+        own descriptor.
+        """
         self._open()
         fork_safety.on_fork(self, "_forget_parent")
 

@@ -80,7 +80,7 @@ class BackgroundThread:
         self._wake.put(self)
 
     def pause(self, seconds: float) -> bool:
-        """Sleep within a long tick; return whether the tick should end."""
+        """Sleep during a long tick. Return whether the tick should end, because the thread is to stop."""
         if seconds > 0 and not self._stopped:
             time.sleep(min(seconds, _PAUSE_MAX_S))
         return self._stopped

@@ -32,7 +32,9 @@ logger = logging.getLogger("segmentlog")
 _FLUSH_TICK_MAX_S = 0.25
 _FLUSH_TICK_MIN_S = 0.001
 _FIRST_PAUSE_S = 10.0
-"""A short-lived process leaves the retention of the store to others; for segments that it fills it runs at once."""
+"""Pause before the first scan: a short-lived process leaves retention to other processes, except for segments that it
+fills.
+"""
 _RETENTION_TICK_MIN_S = 1.0
 _RETENTION_TICK_MAX_S = 30.0
 _SLICE_S = 0.05

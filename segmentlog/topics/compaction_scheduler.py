@@ -54,7 +54,7 @@ class _Uncleanable(msgspec.Struct):
     topic_id: str
     generation: int
     retry_ms: int | None
-    """Monotonic; None: only after its files have changed."""
+    """When to try again (monotonic). None: only after the partition's files have changed."""
     pause_s: float
 
 

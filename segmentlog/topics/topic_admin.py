@@ -71,7 +71,7 @@ _LOCK_WAIT_S = 30.0
 _IN_PROGRESS = 1
 """Size of the lock's file during a change, and after a process has died in a change."""
 _LEFT_BEHIND = 2
-"""Its size when all names are on disk, and folders may have to be removed."""
+"""Size of the lock's file when all names are on disk, but folders may have to be removed."""
 
 
 class TopicAdmin:

@@ -71,7 +71,7 @@ class AssignedIds:
         fork_safety.on_fork(self, "_discard_parent_state")
 
     def _discard_parent_state(self) -> None:
-        """Continue in a forked child, with another start number than the parent's."""
+        """Choose a new start number in a forked child, so that parent and child assign different ids."""
         self._numbers: Iterator[int] = itertools.count(secrets.randbelow(1 << _NUMBER_BITS))
         self._cached: dict[tuple[int, str], bool] = {}
 

@@ -96,7 +96,7 @@ class ProducerIdentity:
 
     @interrupt_safe_context
     def sending(self, topic: str, partitions: Sequence[int]) -> Iterator[None]:
-        """Surround the appends of a chunk: all of them belong to the current transaction, or none does."""
+        """Append the parts of one chunk within the block: all of them belong to the current transaction, or none."""
         self._check_usable()
         with self._mutex:
             if self._transaction is not None:
@@ -197,7 +197,7 @@ class ProducerIdentity:
 
     @property
     def has_transactions(self) -> bool:
-        """Return whether appends must be surrounded by `sending`, as the producer has or had transactions."""
+        """Return whether the caller must append within `sending`, because the producer has or had transactions."""
         return self._has_transactions
 
     @property

@@ -357,7 +357,9 @@ class ClassicGroup(ClassicMembers):
         self._rebalance_if_reduced(now_ms)
 
     def _rebalance_if_reduced(self, now_ms: int) -> None:
-        """Continue after members may have been removed, or the group may wait for fewer members."""
+        """Start a rebalance if members were removed; during a rebalance, complete the join phase if no other member is
+        awaited.
+        """
         has_lost_members, self._has_lost_members = self._has_lost_members, False
         if self.state is GroupState.PREPARING:
             self._complete_join_if_ready(now_ms)

@@ -162,7 +162,7 @@ class HeartbeatHandler(ConsumerMembers):
     # ------------------------------------------------------------ subscriptions
 
     def _update_member(self, member: ConsumerMember, request: HeartbeatFields, matched: tuple[str, ...]) -> bool:
-        """Store what the member reports. Return whether it can change the assignment."""
+        """Store what the member reports. Return whether the report can change the target assignment."""
         before = (member.topics, member.regex, member.matched, member.assignor, member.rack_id)
         said = (member.client_id, member.client_host, member.rebalance_timeout_ms)
         is_joining = request.epoch == JOIN_EPOCH

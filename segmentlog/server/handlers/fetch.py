@@ -96,7 +96,7 @@ def _forgotten(request: FetchRequest) -> Iterator[Key]:
 
 
 class _Fetch:
-    """One fetch request until it is answered."""
+    """A fetch request that is not answered yet: its partitions, and the errors of those that cannot be read."""
 
     def __init__(
         self,
