@@ -221,7 +221,8 @@ class CommittedOffsetsView:
         keys: list[bytes | None] = []
         for partition in partitions:
             keys.append(encode_key(group, partition))
-            # Without it, the offset would return once a compaction has removed the records of the other key.
+            # Delete the version-1 key, too. Otherwise its offset would count again once a compaction has removed the
+            # records of the new key.
             if by_name := self._keys_by_name.get((group, partition)):
                 keys.append(by_name)
         return keys, [None] * len(keys)
@@ -320,6 +321,7 @@ class CommittedOffsetsView:
         for entry in entries:
             of_group = self._groups.setdefault(entry.group, {})
             known = of_group.get(entry.partition)
-            # The order of the records counts, not the order in which their transactions were decided.
+            # If several transactions commit an offset of the same partition, the last record in the log counts, not the
+            # last decision.
             if known is None or known.record_offset < entry.record_offset:
                 of_group[entry.partition] = entry

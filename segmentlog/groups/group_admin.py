@@ -154,9 +154,9 @@ class Groups:
     ) -> GroupDescription:  # fmt: skip
         """Return members, assignment, committed offsets and lag. An unknown group is "Empty", with no partitions.
 
-        Takes no lock that members wait for, and works in a read-only store. ``end_of`` and ``lost_of`` are for callers
-        that already know log end offsets and lost ranges. Without them, partitions are opened; without ``lost_of``,
-        only those in which the group is not at the end.
+        Takes no lock that members wait for, and works in a read-only store. A caller that already knows log end offsets
+        and lost ranges passes ``end_of`` and ``lost_of``. Without ``end_of`` the call opens the partitions. If
+        ``lost_of`` is missing, it opens only those in which the group is before the log end.
         """
         for key, function in (("end_of", end_of), ("lost_of", lost_of)):
             if function is not None and (not callable(function) or isinstance(function, type)):
@@ -322,8 +322,8 @@ class Groups:
     def expire(self, now_ms: int | None = None, retention_ms: int = 7 * 86_400_000) -> list[str]:
         """Delete groups without members that have neither committed nor had a member for ``retention_ms``.
 
-        Return their names. Uses the wall clock, corrected for jumps (`Clock.steady_ms`). After an error the other
-        groups are still expired; the first error is raised at the end.
+        Return their names. Uses the wall clock, corrected for jumps (`Clock.steady_ms`). If a group cannot be expired,
+        the others still are, and the first error is raised at the end.
         """
         self._topics.check_writable("change consumer groups")
         now_ms = self._clock.steady_ms() if now_ms is None else now_ms
@@ -374,7 +374,8 @@ class Groups:
         end_offset = 0
         if positions:
             end_offset = self.committed_offsets.append(*self.committed_offsets.encode_deletion(folder.group, positions))
-        # Renamed first: a process that waits for the lock then finds that the folder is another one.
+        # Rename the folder first: a process that waits for the lock then finds that the lock's file is no longer at its
+        # path.
         gone = f"{self._topics.path}/{DELETED_PREFIX}{os.urandom(16).hex()}"
         self._fs.rename(folder.path, gone)
         with contextlib.suppress(FileNotFoundError):  # the sweeper of deleted folders may be removing it, too

@@ -47,11 +47,11 @@ class MemberInfo(msgspec.Struct, frozen=True):
     pid: int
     host: str
     topics: tuple[str, ...]
-    """Names and patterns that it subscribes to."""
+    """Names and patterns that the member subscribes to."""
     strategy: str
     max_poll_interval_ms: int
     joined_ms: int
-    """Wall clock."""
+    """Time of the join, on the wall clock."""
 
 
 class MemberState(msgspec.Struct, frozen=True):
@@ -59,10 +59,10 @@ class MemberState(msgspec.Struct, frozen=True):
 
     info: MemberInfo
     polled_ms: int
-    """Monotonic."""
+    """Time of the last poll, on the monotonic clock."""
 
     def is_overdue(self, now_ms: int) -> bool:
-        """Return whether its last poll is longer ago than its `max_poll_interval_ms`."""
+        """Return whether the member's last poll is longer ago than its `max_poll_interval_ms`."""
         return now_ms - self.polled_ms > self.info.max_poll_interval_ms
 
 
@@ -97,7 +97,7 @@ Version = tuple[int, int, int]
 
 
 class GroupFolder:
-    """The files of a group. Thread-safe: every lock uses a descriptor of its own."""
+    """The files of a group. Thread-safe: each `locked` block opens its own descriptor."""
 
     def __init__(self, topics: Topics, committed_offsets: CommittedOffsetsView, group: str) -> None:
         self.topics = topics
@@ -164,10 +164,11 @@ class GroupFolder:
         """Return a member's state; None if it is dead. Reads only, so it works in a read-only store."""
         path = f"{self.members_path}/{member}"
         try:
-            # Read-only: closing a writable descriptor would look like the end of the member to watchers.
+            # Open it read-only: closing a writable descriptor would look to watchers as if the member had died.
             with opened_lockable(self.fs, path, os.O_RDONLY) as fd:
                 try:
-                    # Shared, so that two processes that check at the same time do not take each other for the member.
+                    # Use a shared lock: with an exclusive lock, each of two processes that check at the same time would
+                    # mistake the other for the member.
                     self.fs.flock(fd, SHARED | NON_BLOCKING)
                     return None
                 except BlockingIOError:
@@ -185,8 +186,11 @@ class GroupFolder:
         return {member: state for member, state in found.items() if state is not None}
 
     def evict(self, member: str) -> None:
-        """Take all partitions from a member that does not poll. The caller holds the lock."""
-        # The member's own file last: if this process dies in between, the next one finds the member again.
+        """Evict a member that does not poll: unlink the files of its partitions, then its own. The caller holds the
+        group's lock.
+        """
+        # Unlink the member's own file last: if this process dies before that, the next process finds the member and
+        # evicts it again.
         for partition, owner in self.owners().items():
             if owner.member == member:
                 self.unlink(self.partition_path(partition))
@@ -227,11 +231,11 @@ class GroupFolder:
             return None
 
     def saved_group_version(self) -> Version | None:
-        """Return the version of the server's file, as `assignment_version`."""
+        """Return a value that changes whenever the server's file is replaced; None without a file."""
         return self._version(f"{self.path}/{SAVED_GROUP_FILE}")
 
     def client_holder(self, now_ms: int) -> tuple[SavedGroup, str] | None:
-        """Return the group and a description of its holder if clients of a server hold it, else None.
+        """Return (saved group, text that names the holder) if clients of a server hold the group, else None.
 
         While the file is damaged, a running server counts as the holder. ``now_ms`` is monotonic.
         """
@@ -270,7 +274,7 @@ class GroupFolder:
     # ------------------------------------------------------------ the assignment
 
     def assignment_version(self) -> Version | None:
-        """Return a value that changes whenever the assignment is replaced, or None."""
+        """Return a value that changes whenever the assignment is replaced; None without an assignment."""
         return self._version(self.assignment_path)
 
     def _version(self, path: str) -> Version | None:
@@ -325,7 +329,7 @@ class GroupFolder:
         return max(current.generation, saved.generation) if saved is not None else current.generation
 
     def last_generation(self) -> int:
-        """Return the highest generation of which a trace exists, for a group whose assignment is lost."""
+        """Return the highest generation that the files of a group mention. Used if the group's assignment is lost."""
         committed = [position.generation for position in self._committed_offsets.by_topic_id(self.group).values()]
         saved, assignment = self.read_saved_group(), self.read_assignment()
         files = [found.generation for found in (saved, assignment) if found is not None]
@@ -357,5 +361,5 @@ def is_pattern(name: str) -> bool:
 
 
 def encode_heartbeat(now_ms: int) -> bytes:
-    """Return the time of a member's last poll, in the form in which its file begins."""
+    """Return the time of a member's last poll as the digits with which the member's file begins."""
     return b"%0*d" % (_HEARTBEAT_DIGITS, now_ms)

@@ -57,7 +57,9 @@ _CHECK_MS: Final = 250
 """How often a member checks whether the others are alive; less often in groups with many members."""
 _CHECK_MEMBERS: Final = 16
 _SUSPECT_MS: Final = 60
-"""The kernel closes a dying process's files, which wakes the others, a moment before it frees the locks."""
+"""How long to look for a dead member after a member's file was closed. The kernel closes the files of a dying process,
+which wakes the other members, a moment before it frees the locks.
+"""
 _TOPICS_MS: Final = 1000
 _RETRY_MS: Final = 10
 _HEARTBEAT_MS: Final = 100
@@ -110,7 +112,7 @@ class GroupMember:
     def join(self) -> None:
         """Join the group under a new id.
 
-        Raises `InvalidConfig` if the others have another strategy, `GroupInUse` if they are clients of a server.
+        Raises `InvalidConfig` if the other members have another strategy, `GroupInUse` if they are clients of a server.
         """
         folder, fs = self.folder, self._fs
         safe_id = "".join(
@@ -140,7 +142,8 @@ class GroupMember:
                 store_result(self, "_fd", open_lockable, fs, path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
                 fs.flock(self._fd, EXCLUSIVE)
                 write_all(fs, self._fd, [encode_heartbeat(now_ms), b"\n", msgspec.json.encode(info), b"\n"], 0)
-                # Before the assignment: topics that are created in between must count as a change.
+                # List the topics before the assignment is written: a topic that is created between the two must count
+                # as a change.
                 self._resolved = folder.resolve_topics(self.topics)
                 folder.rebalance(now_ms)
             except BaseException:
@@ -168,7 +171,7 @@ class GroupMember:
 
     @property
     def has_left(self) -> bool:
-        """Return whether it holds no lock."""
+        """Return whether the member holds no lock."""
         return self._fd < 0 and not any(fd >= 0 for fd in self.owned.copy().values())
 
     def end_membership(self) -> None:
@@ -209,7 +212,8 @@ class GroupMember:
     def poll(self, *, ended: bool = False) -> bool:
         """Send a heartbeat. Return True if there is work: the caller must call `refresh`, then `acquire`.
 
-        ``ended``: another member's file was closed or removed. Costs one stat if nothing has changed.
+        ``ended``: the caller has seen that another member's file was closed or removed, so a member may have died. The
+        call costs one stat if nothing has changed.
         """
         self.check_process()
         if self._fd < 0:
@@ -231,7 +235,7 @@ class GroupMember:
 
     @property
     def is_settled(self) -> bool:
-        """Return whether it holds every partition that it is assigned."""
+        """Return whether the member holds the lock of every partition that it is assigned, and no others."""
         return self.owned.keys() == self.assigned and min(self.owned.copy().values(), default=0) >= 0
 
     @property
@@ -258,7 +262,7 @@ class GroupMember:
             assignment = self.folder.read_assignment()
             changed |= assignment is None or assignment.members.keys() != {self.id, *others}
             if assignment is not None and assignment.generation != self.generation:
-                self._seen = None  # replaced within the resolution of the file system's clock, with the same inode
+                self._seen = None  # the file was replaced, but got the same inode and time stamp
         if changed:
             with self.folder.locked():
                 self.folder.rebalance(now_ms)
@@ -276,13 +280,14 @@ class GroupMember:
                 return True, []
             if assignment is not None and self.id in assignment.members:
                 break
-            with self.folder.locked():  # lost, or written by a member that took this one for dead
+            with self.folder.locked():  # the assignment is lost, or its writer thought that this member was dead
                 if self._is_member():
                     self.folder.rebalance(self._monotonic_ms())
         if assignment is None or self.id not in assignment.members:
             return True, []
         assigned = assignment.of(self.id)
-        # No call in between: if it were interrupted, this assignment would never be read again.
+        # Make no call between the three assignments. After an interrupt between them `_seen` would have the new
+        # version, so the new assignment would never be applied.
         self._seen, self.generation, self.assigned = version, assignment.generation, assigned
         return False, sorted(self.owned.copy().keys() - self.assigned)
 
@@ -340,7 +345,8 @@ class GroupMember:
         self.check_process()
         folder = self.folder
         if self._lock_fd < 0:
-            # Stays open: a group with members cannot be deleted, and an evicted member finds its partition files gone.
+            # Keep the descriptor open for later commits. The file stays valid: a group with members cannot be deleted,
+            # and an evicted member finds its partition files gone.
             store_result(self, "_lock_fd", open_lockable, self._fs, folder.lock_path, os.O_RDWR | os.O_CREAT)
         try:
             self._fs.flock(self._lock_fd, SHARED)

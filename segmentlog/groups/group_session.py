@@ -27,7 +27,7 @@ _PENDING_S: Final = 0.02
 
 
 class PartitionReader(Protocol):
-    """The interface of a consumer's cursors that a session needs."""
+    """The methods of a consumer's read positions that a group session calls."""
 
     def start_partition(
         self, tp: TopicPartition, topic_id: str, committed: CommittedOffset | None, *, is_new: bool
@@ -41,16 +41,19 @@ class PartitionReader(Protocol):
         """Return whether the partition is being read."""
 
     def stop(self, partitions: Iterable[TopicPartition]) -> None:
-        """Return no more records of these partitions."""
+        """Return no more records of these partitions to the application, but keep their positions."""
 
     def drop(self, partitions: Iterable[TopicPartition]) -> None:
-        """Remove these partitions."""
+        """Forget these partitions and their positions."""
 
     def take_deleted(self) -> list[TopicPartition]:
-        """Return the partitions whose topics were deleted, if only a pattern subscribed to them."""
+        """Return partitions whose topics were deleted or renamed, each once."""
 
     def positions_to_commit(self, *, settled: bool) -> dict[TopicPartition, tuple[int, int]]:
-        """Return offsets and epochs; ``settled``: without the record that the application is processing."""
+        """Return (offset to commit, its epoch) of each partition.
+
+        ``settled``: the offset is before the record that the application is processing.
+        """
 
     def epoch_at(self, tp: TopicPartition, offset: int) -> int:
         """Return the epoch of the record before an offset; -1 if it is unknown."""
@@ -99,7 +102,7 @@ class GroupSession:
         self._committed_by_self: dict[TopicPartition, int] = {}
         self._pending_check_s = 0.0
         self._soon: dict[TopicPartition, tuple[int, int]] = {}
-        """Offsets that the last `commit_soon` is to commit."""
+        """Offsets of `commit_soon` that are not written yet."""
         self._soon_metadata = ""
         self._soon_due_s = 0.0
         member.join()
@@ -119,7 +122,8 @@ class GroupSession:
     def poll(self, *, ended: bool = False, settled: bool = False) -> None:
         """Send a heartbeat, react to a new assignment, and commit if auto-commit is due.
 
-        Every record that was returned before counts as processed, with ``settled`` except for the last one.
+        Records that were returned before this call count as processed. With ``settled`` the last returned record does
+        not: the application is still processing it.
         """
         self.member.check_process()
         with self._mutex:
@@ -158,7 +162,7 @@ class GroupSession:
             self._revoke(revoked, settled=settled)
         self._is_acquiring = True
         taken = member.acquire()
-        self._reader.drop(taken)  # left by an interrupted release
+        self._reader.drop(taken)  # an interrupted release may have left them in the reader
         self._record_acquired()
         if taken:
             self._start_waiting()
@@ -197,7 +201,9 @@ class GroupSession:
             self._release(partitions)
 
     def _release_deleted(self, partitions: Iterable[TopicPartition], *, settled: bool) -> None:
-        """Release partitions of deleted or renamed topics. The assignment may have their names for other topics."""
+        """Release partitions of deleted or renamed topics. The assignment may contain the same names, for new topics of
+        these names.
+        """
         if revoked := [tp for tp in partitions if tp in self.member.owned]:
             self._revoke(revoked, settled=settled)
 
@@ -212,7 +218,7 @@ class GroupSession:
     def _start_waiting(self) -> None:
         """Start to read locked partitions, except those whose offset a transaction has yet to commit."""
         self._pending_check_s = time.monotonic() + _PENDING_S
-        # Without those whose release was interrupted.
+        # Leave out partitions whose release was interrupted: their locks are no longer held.
         self._waiting.intersection_update([tp for tp, fd in self.member.owned.items() if fd >= 0])
         held = {tp: PartitionId(self.member.topic_ids[tp], tp.partition) for tp in self._waiting.copy()}
         pending = self._committed_offsets.pending_by_topic_id(self.group)
@@ -220,7 +226,7 @@ class GroupSession:
             self._finish_transactions()
             pending = self._committed_offsets.pending_by_topic_id(self.group)
         positions = self._committed_offsets.by_topic_id(self.group)
-        begun = [tp for tp in held if self._reader.reads(tp)]  # by a call that was interrupted
+        begun = [tp for tp in held if self._reader.reads(tp)]  # an interrupted call has started to read them
         self._waiting.difference_update(begun)
         try:
             for tp, partition in sorted(held.items()):
@@ -255,12 +261,12 @@ class GroupSession:
             named = self.with_epochs(positions)
             end_offset = self._append(named, metadata)
         if sync and end_offset:
-            # Without the group's lock, which must not be held for as long as an fsync takes.
+            # Sync without the group's lock: no process may hold that lock for as long as an fsync takes.
             self._committed_offsets.sync(end_offset)
         return named
 
     def _append(self, named: Mapping[TopicPartition, tuple[int, int]], metadata: str) -> int:
-        """Append offsets to the log; return the log's offset after them."""
+        """Append offsets to ``__consumer_offsets``. Return the offset after the appended records."""
         if not named:
             return 0
         keys, values = self._encode(named, metadata)
@@ -270,7 +276,9 @@ class GroupSession:
         return end_offset
 
     def commit_soon(self, positions: Mapping[Any, int] | None, *, metadata: str) -> None:
-        """Commit within `_SOON_S`, or at the next call if that is later. The last of several commits counts."""
+        """Commit within `_SOON_S` seconds, or at the next call of this session if that is later. The last of several
+        commits counts.
+        """
         self.member.check_process()
         with self._mutex:
             named = self.with_epochs(positions)
@@ -291,7 +299,9 @@ class GroupSession:
         self._soon_due_s = time.monotonic() + _SOON_S
 
     def _flush_quietly(self) -> None:
-        """Flush; if this member was fenced, only log it: another member reads the records again."""
+        """Write the offsets of `commit_soon`. If this member was fenced, log a warning: another member reads the
+        records again.
+        """
         try:
             self._flush_soon()
         except ConsumerFenced as error:
@@ -299,7 +309,9 @@ class GroupSession:
 
     @interrupt_safe_context
     def committing(self, positions: Mapping[Any, int] | None, *, metadata: str = "") -> Iterator[Encoded]:
-        """Yield keys and values to append to ``__consumer_offsets``; no other member can get the partitions within."""
+        """Yield keys and values to append to ``__consumer_offsets``. No other member can acquire the partitions within
+        the block.
+        """
         self.member.check_process()
         self._committed_offsets.open_or_create_log()  # without the mutex, as in `commit`
         with self._mutex:
@@ -334,7 +346,9 @@ class GroupSession:
         return found
 
     def _commit_quietly(self, positions: Mapping[TopicPartition, tuple[int, int]]) -> None:
-        """Auto-commit the offsets that have changed. If this member was fenced, only log it."""
+        """Auto-commit the offsets that have changed. If this member was fenced, log a warning instead of raising an
+        error.
+        """
         moved = {tp: offset for tp, (offset, _) in positions.items() if self._committed_by_self.get(tp) != offset}
         if moved:
             try:
@@ -343,9 +357,9 @@ class GroupSession:
                 logger.warning("%s", error)
 
     def _processed(self, *, settled: bool) -> dict[TopicPartition, tuple[int, int]]:
-        """Return the offsets that auto-commit may commit; ``settled``: without the record that is being processed.
+        """Return the offsets that auto-commit may commit. ``settled``: they exclude the record that is being processed.
 
-        If the application has committed that record itself, its offset counts.
+        If the application has committed the offset after that record itself, auto-commit does not move the offset back.
         """
         current = self._reader.positions_to_commit(settled=False)
         if not settled:

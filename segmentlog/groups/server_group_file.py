@@ -1,4 +1,4 @@
-"""The file of a group whose members are clients of a server, and the rule for when it belongs to them.
+"""The file of a group whose members are clients of a server, and the rule for when these clients hold the group.
 
     @groups/@server-<n>          flock EX by worker n of a server, as long as it may coordinate groups;
                                  20 digits: time of its last heartbeat (monotonic ms), a newline, JSON: `WorkerIdentity`
@@ -13,9 +13,9 @@ file says so, and one of these is true:
 - The lock of the worker that wrote the file is taken.
 - The worker's last heartbeat is at most as old as the longest session time-out of a member.
 
-So no member of the library can
-  join while a server restarts. A server that does not return blocks the group only for as long as its members could
-  have waited for it. The process that takes the group over then writes to the file that it is no longer held.
+So no member of the library can join while a server restarts. If the server does not return, the group is blocked only
+for as long as its members could have waited for the server. The process that takes over the group then writes into the
+file that clients no longer hold the group.
 
 Both kinds check for members of the other kind, and register their own, under the group's `lock`.
 """
@@ -40,7 +40,7 @@ _HASH_DIGITS: Final = 16
 
 
 class SavedConsumerState(msgspec.Struct, frozen=True, omit_defaults=True):
-    """State of a member of a group of the consumer protocol, in addition to `SavedMember`.
+    """State that a member has in addition to `SavedMember` if its group uses the consumer protocol.
 
     Partitions are numbers by topic id.
     """
@@ -103,14 +103,14 @@ class SavedGroup(msgspec.Struct, frozen=True, omit_defaults=True):
     topics: dict[str, tuple[str, int]] = {}
     """Id and partition count of the topics that were assigned, by name; only with the consumer protocol."""
     worker: int = 0
-    """Number of the worker whose lock and heartbeat count."""
+    """Number of the worker whose lock or heartbeat shows that clients still hold the group."""
     alive_ms: int = 0
-    """When this was written: monotonic, in the time of ``boot_id``."""
+    """When this was written, on the monotonic clock of the boot ``boot_id``."""
     boot_id: str = ""
 
     @property
     def described(self) -> str:
-        """Return the number of members, for display."""
+        """Return the number of members as text; if there are none, clients are joining."""
         count = len(self.members)
         return f"{count} {'member' if count == 1 else 'members'}" if count else "clients that are joining"
 
@@ -124,12 +124,12 @@ class WorkerIdentity(msgspec.Struct, frozen=True):
 
 
 class WorkerLiveness(msgspec.Struct, frozen=True):
-    """A worker as other processes see it."""
+    """A worker of a server as other processes see it: whether it runs, and when it last sent a heartbeat."""
 
     is_alive: bool
     worker: WorkerIdentity
     alive_ms: int
-    """Time of its last heartbeat: monotonic, in the time of its boot id."""
+    """Time of the worker's last heartbeat, on the monotonic clock of the boot in ``worker.boot_id``."""
 
 
 class DamagedGroupFile(ValueError):
@@ -199,7 +199,8 @@ def silence_ms(group: SavedGroup, worker: WorkerLiveness | None, boot_id: str, n
     seen = [group.alive_ms] if group.boot_id == boot_id else []
     if worker is not None and worker.worker.boot_id == boot_id:
         seen.append(worker.alive_ms)
-    # Last seen before this boot: at least the uptime. The clocks cannot measure how long the machine was off.
+    # The last heartbeat was before this boot. So the silence is at least the uptime; no clock shows how long the
+    # machine was off.
     return now_ms - max(seen, default=0)
 
 

@@ -45,7 +45,7 @@ _LOCK_WAIT_S: Final = 0.05
 
 
 class OffsetCommit(msgspec.Struct, frozen=True):
-    """An offset to commit, with what Kafka's clients send along."""
+    """An offset to commit, with the metadata and the leader epoch that Kafka's clients send."""
 
     topic: str
     topic_id: str
@@ -101,7 +101,7 @@ class ServerGroups:
             return True
 
     def write_heartbeat(self) -> None:
-        """Write the time into the worker's file, as a sign that the worker is alive."""
+        """Write the current time into the worker's file: it shows other processes that the worker is alive."""
         with self._mutex:
             if self._fd >= 0:
                 self._fs.pwritev(self._fd, [encode_heartbeat(self._clock.monotonic_ms())], 0)
@@ -139,7 +139,8 @@ class ServerGroups:
     def load(self, group: str) -> SavedGroup:
         """Return the group as it was saved last. If its file is damaged, return an empty group with a new generation.
 
-        A group that another worker has saved, when there were more workers or fewer, is saved again under this worker.
+        If another worker has saved the group, because the server had another number of workers, save it again under
+        this worker.
         """
         folder = self._folder(group)
         try:
@@ -152,13 +153,14 @@ class ServerGroups:
                 error,
             )
             with folder.locked():
-                # One more than the highest known generation: there may have been one in which no member committed.
+                # Add one to the highest known generation: there may have been a later generation in which no member
+                # committed.
                 self.save(group, SavedGroup(generation=folder.last_generation() + 1))
             saved = read_saved_group(self._fs, folder.path)
         if saved is not None and saved.held:
-            # Under the lock: a member of the library may have found that the former worker is gone, and be about to
-            # write that the group is no longer held. With the lock, it either sees this worker alive, or has written
-            # before.
+            # Hold the group's lock. A member of the library may have found that the former worker is dead, and may be
+            # about to write that clients no longer hold the group. Under the lock, it has written that already, or it
+            # sees that this worker is alive.
             with folder.locked():
                 saved = read_saved_group(self._fs, folder.path)
                 if saved is not None and saved.held and saved.worker != self.worker:
@@ -179,7 +181,7 @@ class ServerGroups:
                 which = f"process{'es' if len(pids) > 1 else ''} {', '.join(map(str, pids))} on {hosts}"
                 raise GroupInUse(group, len(live), f"{len(live)} {what} of the library ({which})")
             if folder.saved_group_version() is None:
-                # First use: the folders must be as durable as the file.
+                # The first save of this group: make its folders as durable as its file.
                 self._fs.sync_folder(self._path)
                 self._fs.sync_folder(self._topics.path)
             generation = max(saved.generation, folder.last_generation())
@@ -230,7 +232,8 @@ class ServerGroups:
     def commit_without_members(
         self, group: str, positions: Sequence[OffsetCommit], stamp: ProducerStamp | None = None
     ) -> tuple[Partition, int, int]:
-        """Append offsets as `commit_offsets` does, of a client that is not a member, in a group without members.
+        """Append offsets of a client outside the group, if members of the library do not use the group. Return what
+        `commit_offsets` returns.
 
         Raises `GroupInUse` if the group has members of the library.
         """

@@ -86,7 +86,7 @@ class AckWaiter:
             return sum(map(len, self._waiting.values()))
 
     def is_healthy(self, patience_s: float) -> bool:
-        """Return whether the lock is free within ``patience_s`` seconds, so that no thread is stuck with it."""
+        """Return whether the lock becomes free within ``patience_s`` seconds. If not, a thread is stuck with it."""
         if not self._mutex.acquire(timeout=patience_s):
             return False
         self._mutex.release()
@@ -101,7 +101,7 @@ class AckWaiter:
 
     def _work(self) -> None:
         while True:
-            self._idle += 1  # a hint: under the GIL it may be off by one, and then there is a thread more or less
+            self._idle += 1  # only a hint: if it is off by one, the pool has one thread more or less
             partition = self._due.get()
             self._idle -= 1
             if partition is None:
@@ -115,10 +115,10 @@ class AckWaiter:
         error = self._reach(partition, waiters)
         is_of_some = isinstance(error, LogTruncated) and len(waiters) > 1
         for waiter in waiters:
-            # If a crash took the records of some waiters, each of them needs its own result.
+            # A crash may have lost the records of some waiters: check each waiter for itself.
             try:
                 waiter.done(self._reach(partition, [waiter]) if is_of_some else error)
-            except Exception:  # else the waiters after it would wait forever
+            except Exception:  # otherwise the remaining waiters would wait forever
                 logger.exception("an acknowledgement that waited for the disk could not be sent")
         with self._mutex:
             if self._waiting[partition]:

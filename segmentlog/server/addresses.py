@@ -1,6 +1,6 @@
 """Server lock of a store, and the addresses that a server advertises to clients.
 
-Imports little, because the supervisor imports it.
+Imports few modules, so that the supervisor process loads only what it needs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _UNWRITABLE: Final = frozenset((errno.EACCES, errno.EPERM, errno.EROFS))
 
 
 class AlreadyServed(SegmentlogError):
-    """Another server has the store. Only one may serve it: two would answer clients differently."""
+    """Another server serves the store. Only one may serve it: clients would get different answers from two."""
 
     def __init__(self, path: str, holder: str) -> None:
         super().__init__(path, holder)
@@ -43,7 +43,7 @@ class AlreadyServed(SegmentlogError):
 
 
 class ServerLock:
-    """Lock file of the server of a store, held while the server runs; the kernel releases it with the process."""
+    """The lock that the server of a store holds while it runs. The kernel releases it when the process ends."""
 
     def __init__(self, path: str) -> None:
         self._fs = FileSystem()
@@ -90,10 +90,10 @@ def _holder_of(fs: FileSystem, fd: int) -> str:
 def worker_nodes(
     host: str, sockets: Sequence[socket.socket], advertised: tuple[str, int] | None
 ) -> tuple[list[WorkerNode], str]:
-    """Return (the workers with the addresses that clients use, the bootstrap address).
+    """Return (workers with the addresses that clients use for them, bootstrap address).
 
-    The first socket is shared by all workers. With several workers, each has another socket of its own, on the ports
-    that follow.
+    All workers share the first socket. If there are several workers, each also has its own socket, on one of the
+    following ports.
     """
     ports = [sock.getsockname()[1] for sock in sockets]
     name = host

@@ -98,8 +98,8 @@ class Broker:
             self.groups.start_sessions()
 
     def partition(self, topic: str, number: int, topic_id: str | None = None) -> Partition:
-        """Return a partition, open it if necessary. Raise `UnknownTopic`. A partition that is open costs next to
-        nothing.
+        """Return a partition; open it first if necessary. Raise `UnknownTopic`. The call is cheap for a partition that
+        is open.
 
         With ``topic_id``, raise `ForeignTopicId` if the name belongs to another topic.
         """

@@ -6,8 +6,8 @@
                    of them stay in memory
     in a response  until its client has received it, however slow it is
 
-Batches in memory and in responses share a memory limit. Above it, new conversions go to disk at once, and responses
-become smaller: each contains the one batch that it must, and batches that are on disk.
+Batches in memory and in responses share a memory limit. Above it, newly converted batches are written to disk at once,
+and responses become smaller: each contains the one batch that it must contain, and batches that are on disk.
 
 A batch that is read once costs no disk access. The size on disk is limited, also relative to the free space of the
 disk. When it is reached, the least recently used file is deleted, if it has not been used for a while. Without this
@@ -99,7 +99,7 @@ class DiskBatchCache:
             return file.views[key]
 
     def offer(self, key: _Key, converted: list[Buffer], *, at_once: bool = False) -> None:
-        """Store a converted batch if there is room, and only on its second request or with ``at_once``."""
+        """Store a converted batch if there is room. Without ``at_once`` do so only on the second request for it."""
         number = hash(key)
         with self._mutex:
             if number not in self._requested:
@@ -111,7 +111,7 @@ class DiskBatchCache:
             if key in self._by_key or not self._bound_bytes or sum(map(len, converted)) > self._file_bytes:
                 return
         if not self._writing.acquire(blocking=False):
-            return  # busy; the batch can be stored on its next request
+            return  # another thread is storing a batch; this one can be stored on its next request
         try:
             self._add(key, converted)
         except OSError as error:
@@ -219,7 +219,7 @@ class ConvertedBatchCache:
         header = batch.header
         if header.is_kafka:
             return [batch.payload]
-        if len(batch) < header.record_count:  # seldom: the read began inside the batch
+        if len(batch) < header.record_count:  # rare case: the read began inside the batch
             return to_wire_batches(batch)
         # The checksum covers the whole batch, so a compacted batch has another key.
         key = (topic_id, batch.partition, header.base_offset, header.header_checksum)

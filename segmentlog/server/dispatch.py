@@ -45,12 +45,12 @@ class Dispatcher:
     def handle(self, connection: KafkaConnection, frame: memoryview) -> Answer:
         """Do one request and return its response.
 
-        Raise `BadFrame`, which closes the connection, if that is impossible.
+        Raise `BadFrame` if the request cannot be answered; the caller then closes the connection.
         """
         sasl = connection.sasl
         if sasl is not None and sasl.takes_raw_tokens:
             answer = sasl.answer_raw(frame)
-            connection.apply_sasl_state()  # which ends the connection after a failure
+            connection.apply_sasl_state()  # ends the connection if authentication has failed
             return answer
         started_s = time.perf_counter()
         try:
@@ -71,7 +71,7 @@ class Dispatcher:
             correlation_id=header.correlation_id,
             started_s=started_s,
             connection=connection,
-            next_check_s=-1.0 if connection.has_left else 0.0,  # then the first check looks at once
+            next_check_s=-1.0 if connection.has_left else 0.0,  # -1: the first check reads the socket at once
         )
         if sasl is not None and not sasl.permits(header.api_key):
             raise BadFrame(f"{api.name} request before authentication")

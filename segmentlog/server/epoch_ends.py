@@ -1,8 +1,8 @@
 """Find where a leader epoch of a partition ended (KIP-320), so that a client learns that its log was truncated.
 
-Kafka returns the offset at which the next epoch begins. Here a crash can leave a lost range before that offset: offsets
-that may have been returned to clients, and whose records are gone. So this returns the *start* of the lost range. A
-client positioned after it learns that the log was truncated, instead of continuing without noticing.
+Kafka returns the offset at which the next epoch begins. In this store a crash can leave a lost range before that
+offset: clients may have received its offsets, but the records are lost. So this module returns the *start* of the lost
+range. A client positioned after it learns that the log was truncated, instead of continuing without noticing.
 """
 
 from __future__ import annotations

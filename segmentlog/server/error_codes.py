@@ -92,7 +92,7 @@ _MESSAGE_MAX: Final = 2000
 
 
 def message_of(error: BaseException) -> str:
-    """Return the text of an error, with the middle of a long one left out: errors quote names of any length."""
+    """Return the text of an error. Leave out the middle of a long text: errors quote names of any length."""
     text = str(error)
     return text if len(text) <= _MESSAGE_MAX else f"{text[: _MESSAGE_MAX // 2]} ... {text[-_MESSAGE_MAX // 2 :]}"
 

@@ -101,5 +101,5 @@ class HeldSlot:
         self.is_held = False
 
     def yield_slot(self) -> None:
-        """Yield the slot to a waiting request, and wait for the next slot. For long work, between two parts of it."""
+        """Give the slot to a waiting request, and wait for the next slot. Call it between two parts of long work."""
         self._slots._yield_slot(self)

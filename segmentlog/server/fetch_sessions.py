@@ -92,7 +92,7 @@ class FetchSessions:
         self._sessions: OrderedDict[int, FetchSession] = OrderedDict()
 
     def create(self, partition_count: int = 0) -> FetchSession | None:
-        """Return a new session, or None at the limit; the client then sends its full list with each request."""
+        """Return a new session; None at the limit, and the client must then send its full list with each request."""
         now_ms = self._monotonic_ms()
         with self._mutex:
             if self._held_locked() + partition_count > self._partitions_max:

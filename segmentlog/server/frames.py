@@ -115,7 +115,9 @@ class FrameReader:
         return self._is_larger_than(MEDIUM_BYTES)
 
     def _is_larger_than(self, size_bytes: int) -> bool:
-        """Return whether the next request is larger than ``size_bytes``, and enough of it has arrived to trust that."""
+        """Return whether the next request announces more than ``size_bytes``, and enough bytes have arrived to trust
+        its length.
+        """
         at = self._begin
         return self._end - at >= _TRUSTED_FROM_BYTES and self._size_at(at) + LENGTH_BYTES > size_bytes
 
@@ -217,7 +219,9 @@ class FrameReader:
         return received > 0
 
     def _receive_large(self, size: int) -> memoryview:
-        """Receive a request into a buffer that grows as it arrives: an announced length alone must not cost memory."""
+        """Receive a request into a buffer that grows with the arrived bytes. A client must not cost memory by
+        announcing a length.
+        """
         lease = self._large = self._pool.lease(self._transport.shut_down)
         filled = self._end - self._begin
         expected = 0
@@ -246,7 +250,7 @@ class FrameReader:
             now_s = time.monotonic()
             if now_s >= self.deadline_s:
                 raise BadFrame("the client did not authenticate in time")
-            if now_s >= ends_s:  # also if a byte arrives now and then
+            if now_s >= ends_s:  # a client that sends a byte now and then does not extend the limit
                 raise BadFrame("the rest of a request did not arrive in time")
             try:
                 return self._transport.receive_into(view)
@@ -255,7 +259,7 @@ class FrameReader:
                     raise
 
     def _use(self, buffer: bytearray) -> None:
-        """Continue in another buffer. Requests that were returned keep the one that they are in."""
+        """Receive into another buffer from now on. Requests that were already returned keep their buffer."""
         remaining = self._end - self._begin
         buffer[:remaining] = self._view[self._begin : self._end]
         self._buffer, self._view = buffer, memoryview(buffer)

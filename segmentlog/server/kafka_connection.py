@@ -1,4 +1,4 @@
-"""Serve one client connection: read requests, and answer them in their order.
+"""Serve one client connection: read requests, and answer them in the order in which they arrived.
 
 A connection usually has no thread. The loop (`loop`) calls `step` when data has arrived, which does the requests that
 cannot block. For a request that is large or may block, the connection gets a thread (`run`) until its requests are
@@ -182,9 +182,9 @@ class KafkaConnection:
     def _answer(self, frame: memoryview) -> Answer:
         """Do a request and return its response.
 
-        If the client has left, the request is given up, but later requests are still done: they may be the last that
-        the client sent, such as records with ``acks=0``. After a missing response no other is sent, because clients
-        match responses to requests by order.
+        If the client has left, the request ends without a response. The connection still does the requests that the
+        client sent after it, such as records with ``acks=0``. It sends no response to these either, because clients
+        match responses to requests by their order.
         """
         try:
             answer = self._handle(self, frame)
@@ -288,7 +288,7 @@ class KafkaConnection:
 
     def is_disconnected(self) -> bool:
         """Return whether the client has disconnected. For the thread of a request that takes long."""
-        # `finish` shuts the socket down itself, which looks like a client that has left.
+        # After `finish` has shut down the socket, the socket looks as if the client had left.
         return self.is_closed or (not self._is_finishing and self._transport.is_disconnected())
 
     def abandon(self) -> None:

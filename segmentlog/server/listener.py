@@ -126,7 +126,7 @@ class KafkaListener:
         self._close_pipe()
 
     def _close_pipe(self) -> None:
-        """Close the pipe once only: other files may get its numbers right after."""
+        """Close the pipe at most once: other files may get its descriptor numbers right after."""
         fds, self._wake_read, self._wake_write = (self._wake_read, self._wake_write), -1, -1
         for fd in fds:
             if fd >= 0:
@@ -183,7 +183,7 @@ class KafkaListener:
         ends_s = time.monotonic() + timeout_s
         with self._mutex:
             connections, guests = list(self._open), list(self._guests)
-        for guest in guests:  # they have no requests in progress
+        for guest in guests:  # unauthenticated clients have no requests in progress
             guest.cut()
         for connection in connections:
             connection.finish()
@@ -232,7 +232,7 @@ class KafkaListener:
                 self._by_host[host] += 1
         if is_full:
             self._count_rejection(host, f"{host}: rejected: the limit of connections is reached")
-            sock.close()  # after counting: a client that sees it closed can see it counted
+            sock.close()  # close it after counting it: the metrics then include it when the client sees the close
             return
         if silent is not None:
             self._meter.count_event(Event.CUT)
@@ -362,7 +362,7 @@ class KafkaListener:
         )  # fmt: skip
 
     def _serve(self, connection: KafkaConnection, guest: _Unauthenticated | None) -> None:
-        """Give the connection to the loop."""
+        """Register the connection, and give it to the thread that serves connections (`Loop`)."""
         with self._mutex:
             self._open[connection] = guest
         if self._is_closed:
@@ -370,7 +370,7 @@ class KafkaListener:
         self._loop.add(connection)
 
     def _take_over(self, connection: KafkaConnection, turn: StepResult) -> None:
-        """Take over a connection that the loop has released: give it a thread, or end it."""
+        """Handle a connection that the loop has released: start a thread for it, or end it."""
         if turn is StepResult.NEEDS_THREAD:
             try:
                 threading.Thread(

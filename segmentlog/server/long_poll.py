@@ -74,14 +74,14 @@ class FetchPurgatory:
         return len(self._waiters)
 
     def is_healthy(self, patience_s: float) -> bool:
-        """Return whether the lock is free within ``patience_s`` seconds, so that no thread is stuck with it."""
+        """Return whether the lock becomes free within ``patience_s`` seconds. If not, a thread is stuck with it."""
         if not self._mutex.acquire(timeout=patience_s):
             return False
         self._mutex.release()
         return True
 
     def close(self) -> None:
-        """Recheck all parked fetches, which then find that they must not wait any more."""
+        """Recheck all parked fetches: none of them may wait any longer, so each is answered now."""
         with self._mutex:
             self.is_closed = True
             waiters, watch = list(self._waiters), self._watch
@@ -126,7 +126,7 @@ class FetchPurgatory:
                         del self._waiting[path], self._topic_ids[path]
 
     def mark_grown(self, partition: Partition) -> None:
-        """Record an append of this process for the next `recheck_grown`, which must be called once it is answered."""
+        """Record an append of this process. The caller must call `recheck_grown` once the append is answered."""
         self._grown[partition] = None
 
     def recheck_grown(self) -> None:
@@ -171,7 +171,7 @@ class FetchPurgatory:
                     due.add(heapq.heappop(self._ends)[2])
             for waiter in due:
                 _recheck(waiter)
-            self.recheck_grown()  # appends of a connection that ended without doing this
+            self.recheck_grown()  # for appends of a connection that ended before it called this
         watch.close()
 
     def _next_end(self, at_most_s: float) -> float:
@@ -185,5 +185,5 @@ class FetchPurgatory:
 def _recheck(waiter: ParkedRequest) -> None:
     try:
         waiter.recheck()
-    except Exception:  # else the fetches after it would not be rechecked
+    except Exception:  # otherwise the remaining fetches would not be rechecked
         logger.exception("a fetch that waits for records could not be answered")

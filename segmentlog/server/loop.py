@@ -1,11 +1,11 @@
 """Serve all connections that have no thread of their own from one thread.
 
 A thread for each connection costs two thread switches a request, each with a change of the interpreter's lock, and more
-with more threads. This thread hands nothing over. It leaves a connection whose request may take long to a thread of its
-own (`KafkaConnection.step` decides). A handler that finds in the middle of a request that it will take long calls
-`step_aside`, and a new thread steps the other connections. If a request takes long unexpectedly (another process has
-locked a file, the disk does not answer), a second thread notices and lets a new thread step the other connections. It
-checks ten times a second while there is work.
+with more threads. The thread of the loop does each quick request itself. A connection whose request may take long gets
+a thread of its own (`KafkaConnection.step` decides). A handler that finds in the middle of a request that it will take
+long calls `step_aside`, and a new thread steps the other connections. If a request takes long unexpectedly (another
+process has locked a file, the disk does not answer), a second thread notices and lets a new thread step the other
+connections. It checks ten times a second while there is work.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class Loop:
     def _release(self, connection: KafkaConnection, turn: StepResult) -> None:
         try:
             self._release_connection(connection, turn)
-        except Exception:  # else the leader would stop, and all other connections with it
+        except Exception:  # otherwise the leader would stop, and serve none of its connections any more
             logger.exception("%s: ending the connection failed", connection.client_host)
 
     def _remove_locked(self, fd: int) -> None:

@@ -41,7 +41,7 @@ a request about every ten seconds."""
 _THREADS_MAX: Final = 2 * _CONNECTIONS_MAX
 """Includes threads whose connection was closed, and that have not ended yet."""
 _NO_THREAD_S: Final = 1.0
-"""Time to wait for one of them to end."""
+"""Time to wait for one of these threads to end."""
 _LOCK_PATIENCE_S: Final = 1.0
 """Time for which a lock that requests need may be held before the process counts as stuck."""
 _TEXT: Final = "text/plain; charset=utf-8"
@@ -106,8 +106,8 @@ class MetricsServer:
         """Return the response to a request that a web page could have made a browser send; None for a legitimate
         request.
 
-        Health is served under any host name, since load balancers use names of their own; only its reasons are withheld
-        then.
+        Requests for health may use any host name, because load balancers use names of their own. For a foreign name the
+        response omits the reasons.
         """
         host, is_misnamed = headers.get("Host"), False
         if host is not None and not is_own_name(host, self._names):
@@ -142,7 +142,7 @@ def _verdict(problems: list[str]) -> tuple[HTTPStatus, str, str]:
 
 
 class _Http(ThreadingHTTPServer):
-    daemon_threads = False  # joined on close: else a scrape could read a closed store
+    daemon_threads = False  # `server_close` waits for these threads: otherwise a scrape could read a closed store
     allow_reuse_address = True
     request_queue_size = 128  # with the library's 5, a connection of a burst waits for a second or more
 
@@ -208,7 +208,7 @@ class _Http(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers one GET; only the path and the host headers of the request matter."""
+    """Answers one GET request. It uses only the path and the host headers of the request."""
 
     server: _Http
     protocol_version = "HTTP/1.0"

@@ -110,8 +110,8 @@ def read_batches(
             batches = _fill_lost_range(partition, requested.fetch_offset, bounds.end)
         elif bounds.is_committed:
             aborted = partition.aborted_transactions(requested.fetch_offset, gathered.reached)
-            # Compaction in between could remove aborted records from the files and their entries from the index.
-            # Records read from the old files would then look committed.
+            # A compaction between the two reads could remove aborted records from the files, and their entries from the
+            # index. Records that were read from the old files would then seem to be committed.
             if partition.generation != generation:
                 continue
             answer.aborted_transactions = [AbortedTransaction(producer_id, begun) for producer_id, begun in aborted]
@@ -168,7 +168,7 @@ class _Gathered:
 
     @property
     def is_due(self) -> bool:
-        """Whether the next batch must be included, whatever its size."""
+        """Whether the response must include the next batch, whatever its size."""
         return self.at_least_one and not self.batches
 
     def has_room_for(self, size_bytes: int) -> bool:
@@ -193,7 +193,7 @@ def _gather_converted(
         header = batch.header
         if header.base_offset >= bounds.end or (header.is_kafka and len(gathered.batches) > begun):
             break
-        # Check the size before the conversion, which would be wasted on a batch without room.
+        # Check the size first: converting a batch for which the response has no room would be wasted work.
         if not gathered.has_room_for(header.payload_size):
             return False
         if not header.is_kafka and converted_batches.is_used_up and not gathered.is_due:

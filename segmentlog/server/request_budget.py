@@ -56,7 +56,7 @@ class MergedTopic(Generic[Element]):
     """One topic of a request, merged from all entries for it.
 
     topic        the first of the request's entries for it
-    partitions   the requested partitions by number or another key; of several entries for a partition the last
+    partitions   the requested partitions, by number or another key; of several entries for a partition only the last
     unclear      keys of partitions with entries that differ
     """
 

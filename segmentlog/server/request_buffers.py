@@ -23,7 +23,7 @@ _SPARED_S: Final = 1.0
 
 
 class NoRoom(Exception):
-    """A request found no room in time, or was cut off to make room for others."""
+    """A large request got no room in time, or its connection was closed to make room for other requests."""
 
 
 class Lease:
@@ -43,7 +43,7 @@ class Lease:
         self._pool._grow(self, size_bytes, filled_bytes, patience_s)
 
     def complete(self) -> None:
-        """Mark the request as complete: it cannot be cut off any more."""
+        """Mark the request as complete: its connection is no longer closed to make room."""
         self.is_complete = True
 
     def give_back(self) -> None:
@@ -72,7 +72,7 @@ class BufferPool:
     def lease(self, cut: Callable[[], None]) -> Lease:
         """Return a lease for one request.
 
-        ``cut`` closes its connection; any thread may call it, and it must not block.
+        The pool calls ``cut``, from any thread, to close the connection of the request. It must not block.
         """
         lease = Lease(self, cut)
         with self._condition:

@@ -186,7 +186,7 @@ class RequestContext(msgspec.Struct, gc=False, kw_only=True):
 
 
 def _go_on() -> None:
-    """Check nothing: the wait continues whether the client has left or not."""
+    """Check nothing, so that the wait continues even if the client has left."""
 
 
 class DeferredResponse:

@@ -96,7 +96,7 @@ class ResponseQueue:
             if self._waiting:
                 self._queue_together()
             else:
-                with self._sending:  # after the response that another thread may have taken from the queue a moment ago
+                with self._sending:  # another thread may still be sending a response that precedes these
                     self._transport.send(self._take_together())
         if self._waiting:
             self.send_ready()

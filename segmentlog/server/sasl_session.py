@@ -79,7 +79,9 @@ class SaslSession:
 
     @property
     def has_failed(self) -> bool:
-        """The connection must be closed after `FAILED_DELAY_S`; nothing more may be read from it."""
+        """Whether authentication has failed: the connection must be closed after `FAILED_DELAY_S`, and nothing more may
+        be read from it.
+        """
         return self._state is _State.FAILED
 
     @property
@@ -138,7 +140,7 @@ class SaslSession:
     def answer_raw(self, token: Buffer) -> list[Buffer] | None:
         """Return the response to a bare token, length prefix included.
 
-        None if it `has_failed`: the client gets no response.
+        Return None after a failure (`has_failed`): the client then gets no response.
         """
         error_code, _, answer = self.authenticate(bytes(token))
         return None if error_code else [len(answer).to_bytes(4, "big") + answer]

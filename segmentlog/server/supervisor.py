@@ -6,9 +6,9 @@
                   of its own
 
 The supervisor restarts a worker that dies. Its clients reconnect, and the records that it acknowledged are in the log.
-The supervisor kills a worker that sends no heartbeat for `SILENT_S` before it starts another: two processes must never
-have the same number. Workers end when the supervisor ends, for whatever reason: they read from a pipe that is never
-written to, and whose write end the kernel closes with the supervisor.
+If a worker sends no heartbeat for `SILENT_S`, the supervisor kills it and then starts another: two processes must never
+have the same worker number. Workers end when the supervisor ends, for whatever reason: they read from a pipe that is
+never written to, and whose write end the kernel closes with the supervisor.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _PAUSE_MAX_S: Final = 5.0
 
 
 class ServerPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of a server: store, addresses, number of workers, and what else they run."""
+    """Settings of a server: store, addresses, number of workers, metrics endpoint, shipping, limits and security."""
 
     path: str
     host: str
@@ -135,9 +135,8 @@ class Supervisor:
         self._on_change = on_change
         self._sockets: list[socket.socket] = []
         self._sidecar_socket: socket.socket | None = None
-        open_store_file(
-            FileSystem(), plan.path, True, Clock().now_ms()
-        )  # before the lock file makes the folder non-empty
+        # Create the store before the lock file makes its folder non-empty.
+        open_store_file(FileSystem(), plan.path, True, Clock().now_ms())
         self._lock = ServerLock(plan.path)
         try:
             self._sockets.append(listen(plan.host, plan.port))

@@ -1,4 +1,4 @@
-"""Map topic names and ids of the protocol to the store's."""
+"""Convert topic names, ids and epochs between the store's form and the protocol's."""
 
 from __future__ import annotations
 

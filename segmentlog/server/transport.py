@@ -53,7 +53,7 @@ class Transport(Protocol):
 
     @property
     def has_more(self) -> bool:
-        """Whether decrypted bytes are waiting, of which the socket does not report that it is readable."""
+        """Whether decrypted bytes are waiting. The socket does not become readable for these bytes."""
 
     def send(self, buffers: Sequence[Buffer]) -> None:
         """Send all buffers; blocks until the client has read them. Raise TimeoutError for a client that is too slow."""
@@ -210,7 +210,7 @@ class TlsTransport:
         unsent = list(buffers)
         with contextlib.suppress(ssl.SSLWantWriteError, ssl.SSLWantReadError):
             while unsent:
-                # Join small buffers: each write becomes a TLS record of its own.
+                # Join small buffers, because each write becomes a separate TLS record.
                 if len(unsent) > 1 and len(unsent[0]) < _TLS_RECORD_BYTES:
                     unsent = _merged(unsent)
                 with self._mutex:
@@ -281,7 +281,7 @@ def _size(buffers: Sequence[Buffer]) -> int:
 def wait_for(sock: socket.socket, events: int, timeout_s: float) -> bool:
     """Wait until the socket is ready.
 
-    Return False at the timeout. Not `select`, which fails for descriptors above 1,023.
+    Return False at the timeout. Uses `poll`, because `select` fails for descriptors above 1,023.
     """
     poll = select.poll()
     poll.register(sock, events)

@@ -59,7 +59,9 @@ class KafkaWorker:
         self.broker.resume_groups()
 
     def refresh(self) -> None:
-        """Reload the files of users, ACLs and certificates if they changed, so that this is logged without a client."""
+        """Reload the files of users, ACLs and certificates if they changed, so that the change is logged even if no
+        client connects.
+        """
         for refresh in self._refreshers:
             refresh()
 
@@ -73,7 +75,8 @@ class KafkaWorker:
         store = self.broker.store
         if store.is_closed:
             return [*found, "the store is closed"]
-        # Ignore shipping: it is retried, and clients may connect meanwhile. acks_all=shipped waits for it by itself.
+        # Failed shipping is no reason: it is retried, and clients may connect meanwhile. With acks_all=shipped, produce
+        # requests wait for it.
         problems = {name: why for name, why in store.health().items() if name.partition(" ")[0] != "ship"}
         return found + [f"{name}: {why}" for name, why in problems.items()]
 

@@ -1,7 +1,7 @@
 """Assign partitions and groups to workers. Each worker is a broker to Kafka clients.
 
-Any process may append to any partition, so the assignment is not needed for correctness; it spreads the load. A worker
-answers a request for another worker's partition with an error that names the right one.
+The assignment spreads the load. It is not needed for correctness, because any process may append to any partition. A
+worker answers a request for another worker's partition with an error that names that worker.
 """
 
 from __future__ import annotations

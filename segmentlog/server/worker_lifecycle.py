@@ -55,7 +55,7 @@ def stop_with_supervisor(alive_fd: int) -> StopSignal:
 
     def watch() -> None:
         with contextlib.suppress(OSError):
-            os.read(alive_fd, 1)  # no process writes to it: returns when the supervisor's end is closed
+            os.read(alive_fd, 1)  # no process writes to this pipe: the read returns when the supervisor has ended
         stop.request()
         time.sleep(FINISH_S)
         os._exit(1)

@@ -1,4 +1,5 @@
-"""A file without a name, for data that can be recreated: the kernel deletes it with the last descriptor and mapping.
+"""A file without a name, for data that can be recreated. The kernel deletes it when its last descriptor and mapping are
+closed.
 
 Linux creates such files with `O_TMPFILE`, if the file system supports it. The kernel may write the file's pages to disk
 and drop them when memory is short, so the data does not occupy memory that other processes need.
@@ -39,8 +40,8 @@ class AnonymousFile:
     def add(self, buffers: Sequence[Buffer]) -> list[memoryview] | None:
         """Write ``buffers`` and return views of them in the file; None if there is no room for them.
 
-        The data stays as long as the views exist. Raises OSError, `DiskFull`. A system call writes the data, not a
-        store to the map: on a full disk that would kill the process.
+        The data stays as long as the views exist. Raises OSError, `DiskFull`. A system call writes the data. A store to
+        the map would kill the process on a full disk.
         """
         with self._mutex:
             if self._fd is None or self._end + sum(map(len, buffers)) > self._size_bytes:
@@ -60,7 +61,7 @@ class AnonymousFile:
                 close_lockable(self._fs, fd)
 
     def _reset_after_fork(self) -> None:
-        """Drop the descriptor in a forked child: it is closed there, and its number may belong to another file."""
+        """Drop the descriptor in a forked child: the child has closed its copy, and may have reused the number."""
         self._fd = None
 
 

@@ -1,4 +1,4 @@
-"""Write a file that readers see complete or not at all: a temporary file, synced, then renamed."""
+"""Write a file so that readers see all of it or nothing: write a temporary file, sync it, then rename it."""
 
 from __future__ import annotations
 

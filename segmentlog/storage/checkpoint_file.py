@@ -40,7 +40,7 @@ class CheckpointFile:
         current, damaged, sequence, slot_size = self._read()
         data = encode_slot(checkpoint, sequence + 1)
         if current is None or damaged or len(data) > slot_size:
-            # Write a new file with two equal slots: no older checkpoint is left that could be read later.
+            # Write a new file with the new checkpoint in both slots, so that the file contains no older checkpoint.
             while len(data) > slot_size:
                 slot_size *= 2
             slot = data.ljust(slot_size, b"\0")

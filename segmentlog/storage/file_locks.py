@@ -48,11 +48,11 @@ def is_current(fs: FileSystem, fd: int, path: str) -> bool:
 def folder_share_locked(
     fs: FileSystem, folder: str, opener: Callable[[LockableFiles, str, int], LockableFd] = open_lockable
 ) -> Iterator[None]:
-    """Hold a shared lock on the folder ``folder``: `folder_exclusively_locked` waits, so the folder keeps its name.
+    """Hold a shared lock on a folder. Meanwhile `folder_exclusively_locked` waits, so no process renames the folder.
 
     Any number of threads and processes may hold the shared lock; hold it briefly. The lock is on the folder itself: it
-    needs no file, and it stays the same lock if the folder is renamed. Raises FileNotFoundError if there is no such
-    folder, or what ``opener`` raises for that; ``opener`` must end in `open_lockable`.
+    needs no file, and it stays the same lock if the folder is renamed. Raises FileNotFoundError, or what ``opener``
+    raises instead, if there is no such folder. ``opener`` must open the folder by `open_lockable`.
     """
     while True:
         with opened_lockable(fs, folder, os.O_RDONLY | os.O_DIRECTORY, opener) as fd:
@@ -64,7 +64,9 @@ def folder_share_locked(
 
 @interrupt_safe.interrupt_safe_context
 def folder_exclusively_locked(fs: FileSystem, folder: str, wait_s: float) -> Iterator[bool]:
-    """Wait for all holders of `folder_share_locked`, so that the folder may be renamed. Yield False if some remain."""
+    """Lock a folder exclusively, so that it may be renamed. Yield False if `folder_share_locked` is still held after
+    ``wait_s``.
+    """
     with opened_lockable(fs, folder, os.O_RDONLY | os.O_DIRECTORY) as fd:
         yield lock_within(fs, fd, wait_s)
 

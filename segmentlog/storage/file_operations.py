@@ -1,4 +1,4 @@
-"""Operations on a file that take several calls of a `FileSystem`: read, write, replace a whole file.
+"""Operations on a file that need several calls of a `FileSystem`: read, write, replace a whole file.
 
 A crash while a file is being replaced leaves the old file or the new file, never parts of both.
 """
@@ -48,7 +48,7 @@ def write_all(fs: FileSystem, fd: int, buffers: Sequence[Buffer], position: int)
 
 
 def _path_of(fd: int) -> str:
-    """Return the path of an open file for messages, if the system tells it."""
+    """Return the path of an open file, for messages; "descriptor N" if the system does not report the path."""
     try:
         return os.readlink(f"/proc/self/fd/{fd}")
     except OSError as error:
@@ -107,9 +107,9 @@ def replace_file(fs: FileSystem, path: str, data: bytes, *, sync_folder: bool = 
 
     Until the folder is synced, a crash may leave either. ``sync_folder=False`` leaves that sync to the caller.
 
-    Raises `DiskFull` if there is no room, and OSError: the old file is then still there. Raises `DiskFailed` if an
-    fsync failed: then either file may be there. Several threads or processes may replace the same file at the same
-    time; the last replacement wins.
+    Raises `DiskFull` without room, and OSError: ``path`` is then unchanged. Raises `DiskFailed` if an fsync failed:
+    then ``path`` may be the old file or the new file. Several threads or processes may replace the same file at the
+    same time; the last replacement wins.
     """
     replace_file_by_parts(fs, path, (data,), sync_folder=sync_folder)
 

@@ -81,16 +81,18 @@ def _register(owner: object, name: str, make: Callable[[], Any] | None, method: 
 
 
 def lock(owner: object, name: str, method: str = "") -> threading.Lock:
-    """Create a lock to keep as ``owner.name``, which a forked child replaces with a new lock. As fast as any lock.
+    """Create a lock. The caller must store it as the attribute ``name`` of ``owner``; a forked child replaces it with a
+    new lock.
 
-    ``method`` names a method as for `on_fork`. Registering both at once is cheaper for objects that are created often.
+    ``method``: a method of the owner that is also called in the child, as by `on_fork`. One registration for both is
+    cheaper for objects that are created often.
     """
     _register(owner, name, _make_lock, method)
     return _make_lock()
 
 
 def reentrant_lock(owner: object, name: str) -> threading.RLock:
-    """Create a lock like `lock` that its thread may acquire again."""
+    """Like `lock`, but create a lock that the thread which holds it may acquire again."""
     _register(owner, name, _make_reentrant_lock)
     return _make_reentrant_lock()
 
@@ -110,7 +112,8 @@ def event(owner: object, name: str) -> threading.Event:
 def short_lived_lock() -> threading.Lock:
     """Create a lock without registering it, to be kept only briefly.
 
-    It must not matter in a forked child: no thread waits for it there, or the child drops the object that holds it.
+    Only for a lock that a forked child does not use: no thread of the child waits for it, or the child drops the object
+    that has it.
     """
     return _make_lock()
 
@@ -141,7 +144,9 @@ def _make_event() -> threading.Event:
 
 
 def generation() -> int:
-    """Return the number of forks that led to this process, to detect work that an ancestor began before a fork."""
+    """Return how many forks separate this process from the first process, to detect work that an ancestor began before
+    a fork.
+    """
     return _generation
 
 
@@ -161,11 +166,13 @@ class Descriptor(int):
 
 
 class LockableFd(Descriptor):
-    """A descriptor that this process may hold a lock through. In a forked child its number belongs to another file.
+    """A descriptor through which this process may hold a lock. A forked child closes its copy, and the number may then
+    belong to another file.
 
-    If an interrupt drops the last reference to a descriptor, its finalizer closes it. The garbage collector may
-    finalize a descriptor that an owner still refers to, and that owner may be resurrected (`LogStore.__del__`). Such a
-    descriptor is checked again after the collection. It is closed only if no owner refers to it then.
+    If an interrupt drops the last reference to a descriptor, the descriptor's finalizer closes it. There is one
+    exception. The garbage collector may finalize a descriptor together with its owner, and the owner's finalizer may
+    keep the owner alive (`LogStore.__del__`). So a descriptor that still has references is not closed at once. It is
+    checked again after the collection, and closed only if no reference is left.
     """
 
     __slots__ = ()
@@ -199,7 +206,8 @@ _count_references()
 
 
 def _close_dropped(fd: LockableFd) -> None:
-    # Take no lock: this runs at any point of any thread. A child that is forked before the last line closes it as well.
+    # Take no lock: this may run at any point of any thread. A child that is forked before the last line also closes its
+    # copy.
     number, fs = _held[id(fd)]
     try:
         fs.flock(number, fcntl.LOCK_UN)
@@ -217,13 +225,15 @@ def _close_dropped(fd: LockableFd) -> None:
 
 
 def _after_collection(phase: str, info: object) -> None:
-    """Close the finalized descriptors that are still unused. Registered with the collector only while there are some.
+    """Close the finalized descriptors without references. Registered as a callback of the garbage collector only while
+    there are any.
 
-    If an interrupt comes during a callback of the collector, Python prints the exception and drops it. So no callback
-    may run in every collection of the program.
+    If an interrupt comes during a callback of the collector, Python prints the exception and drops it. So this callback
+    must not run in every collection of the program.
     """
     if phase == "stop":
-        # Do not remove it from the middle: the collector would skip the callback after it this time.
+        # Remove this callback only if it is the last: otherwise the collector would skip the callback after it in this
+        # collection.
         if gc.callbacks[-1:] == [_after_collection]:
             gc.callbacks.pop()
         for _ in range(len(_finalized)):  # more may be added meanwhile
@@ -256,7 +266,7 @@ def open_lockable(fs: LockableFiles, path: str, flags: int) -> LockableFd:
                 fds.extend(map(LockableFd, starmap(fs.open, ((path, flags | os.O_CLOEXEC, 0o666),))))  # in one step
                 (fd,) = fds
                 _held[id(fd)] = (int(fd), fs)
-            except BaseException:  # not registered yet, so no other code would close it
+            except BaseException:  # the file is not registered yet, so no other code would close it
                 for fd in fds:
                     fs.close(fd)
                 raise
@@ -270,7 +280,7 @@ def open_lockable(fs: LockableFiles, path: str, flags: int) -> LockableFd:
 def close_lockable(fs: LockableFiles, fd: int, owner: dict[Any, int] | None = None, key: object = None) -> None:
     """Unlock and close a descriptor of `open_lockable`. Set ``owner[key]`` to -1; after an interrupt, call it again.
 
-    Do nothing in a forked child: there the descriptor is closed, and its number may belong to another file.
+    Do nothing in a forked child: it has closed its copy already, and the number may belong to another file now.
     """
     if not isinstance(fd, Descriptor):
         raise TypeError(f"descriptor {fd} was not opened by open_lockable; it was not closed")
@@ -299,7 +309,7 @@ def close_lockable(fs: LockableFiles, fd: int, owner: dict[Any, int] | None = No
 def opened_lockable(
     fs: LockableFiles, path: str, flags: int, opener: Callable[[LockableFiles, str, int], LockableFd] = open_lockable
 ) -> Iterator[LockableFd]:
-    """Open a file by `open_lockable`, or by an ``opener`` that ends in it, for the duration of the context."""
+    """Open a file by `open_lockable`, or by an ``opener`` that calls it, for the duration of the context."""
     fds: list[LockableFd] = []
     try:
         fds.extend(starmap(opener, ((fs, path, flags),)))
@@ -326,7 +336,9 @@ def forks_blocked() -> contextlib.AbstractContextManager[object]:
 
 
 def _begin_fork() -> None:
-    """Wait, in the parent before the fork, for what other threads have half done in this module."""
+    """Wait, in the parent before the fork, until no other thread is importing a module or between opening and
+    registering a file.
+    """
     for _ in range(_IMPORTS_WAITED_FOR):
         importing = _imported_by_others()
         if not importing:

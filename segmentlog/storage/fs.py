@@ -62,7 +62,7 @@ For a file whose bytes are in an object store: a hash of its objects, its size, 
 
 
 class Ranges(Protocol):
-    """A segment file that is only partly on the local disk: call `need` before reading bytes."""
+    """A segment file of which only a part may be on the local disk. Call `need` before reading bytes."""
 
     @property
     def inode(self) -> int:
@@ -157,7 +157,7 @@ class FileSystem:
     def exists(self, path: str, *, follow: bool = True) -> bool:
         """Return whether a file or folder exists. A dangling link exists only with ``follow=False``.
 
-        Raises OSError if the system does not answer, which must not be taken for a no.
+        Raises OSError if the system does not answer: the caller must not conclude that the file does not exist.
         """
         try:
             self.stat(path) if follow else self.lstat(path)
@@ -208,7 +208,7 @@ class FileSystem:
         os.utime(fd, ns=(modified_ns, modified_ns))
 
     def advise_unneeded(self, fd: int, position: int, size_bytes: int) -> None:
-        """Let the kernel drop these bytes from its cache. It is a hint, and mapped pages stay."""
+        """Allow the kernel to drop these bytes from its cache. This is a hint; the kernel keeps mapped pages."""
         if size_bytes and hasattr(os, "posix_fadvise"):
             os.posix_fadvise(fd, position, size_bytes, os.POSIX_FADV_DONTNEED)
 
@@ -240,15 +240,15 @@ class FileSystem:
         return self.reach_by(path)
 
     def mount_id(self, fd: int) -> int:
-        """Return `inode_mark.mount_id`."""
+        """Return the id of the mount that the file was opened through; 0 if the kernel has none."""
         return inode_mark.mount_id(fd)
 
     def set_inode_mark(self, fd: int) -> None:
-        """Call `inode_mark.set_mark`."""
+        """Mark the inode in the kernel's memory: see `inode_mark.set_mark`."""
         inode_mark.set_mark(fd)
 
     def has_inode_mark(self, fd: int) -> bool:
-        """Return `inode_mark.has_mark`."""
+        """Return whether the inode still has the mark that `set_inode_mark` set."""
         return inode_mark.has_mark(fd)
 
     def disable_copy_on_write(self, fd: int) -> None:
@@ -305,7 +305,7 @@ class FileSystem:
         return kind
 
     def boot_id(self) -> str:
-        """Return an id of the time since the machine started: page caches live as long as that."""
+        """Return an id that changes whenever the machine starts. A page cache lasts for one boot."""
         try:
             return _read_proc("/proc/sys/kernel/random/boot_id").decode().strip()
         except (FileNotFoundError, NotADirectoryError):
@@ -327,7 +327,7 @@ def _open(path: str, flags: int, mode: int) -> int:
 
 
 def _relieved(error: OSError) -> bool:
-    """Return whether the error was a lack of descriptors and some are free now."""
+    """Return whether the error was a lack of descriptors and the `relief` callback has freed some."""
     return error.errno in _NO_DESCRIPTORS and any([free() for free in relief])
 
 

@@ -16,7 +16,8 @@ logger = logging.getLogger("segmentlog")
 def read_grant(fs: FileSystem, folder: str) -> OffsetGrant | None:
     """Return the offset grant of the partition in ``folder``; None if the partition is not shipped and needs no grant.
 
-    A damaged file grants nothing, with a warning. Raise OSError for a file that cannot be read.
+    If the file is damaged, log a warning and return a grant of no offsets. Raise OSError for a file that cannot be
+    read.
     """
     path = f"{folder}/{GRANT_FILE}"
     try:
@@ -24,7 +25,7 @@ def read_grant(fs: FileSystem, folder: str) -> OffsetGrant | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except MalformedGrant as error:
-        logger.warning("%s: damaged (%s): no offset is granted until the store is shipped again", path, error)
+        logger.warning("%s: damaged (%s): no new offsets can be assigned until the store is shipped again", path, error)
         return OffsetGrant(0)
 
 
@@ -34,7 +35,7 @@ def write_grant(fs: FileSystem, folder: str, grant: OffsetGrant) -> None:
 
 
 def remove_grant(fs: FileSystem, folder: str) -> None:
-    """Remove the grant durably: the partition needs none any more. Raise OSError."""
+    """Remove the grant durably, because the partition is no longer shipped. Raise OSError."""
     with contextlib.suppress(FileNotFoundError):
         fs.unlink(f"{folder}/{GRANT_FILE}")
         fs.sync_folder(folder)

@@ -1,4 +1,5 @@
-"""Check whether the kernel has kept a file in memory ever since: no content of a file can prove that.
+"""Check whether the kernel has kept a file in memory since this package marked it. No content of the file can prove
+that.
 
 A file system can go away and come back within one boot: a disk is pulled, a virtual machine is shut down, a cluster
 fails over. It then has the same device and inode numbers, and each file has some older content. Only information

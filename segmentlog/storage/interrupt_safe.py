@@ -118,7 +118,7 @@ def is_main_thread() -> bool:
 
 
 def wake_sleeper(asleep: Any) -> None:
-    """Wake the thread that sleeps on a lock which it acquired itself. Do nothing if it is already woken."""
+    """Release a lock on which a thread sleeps, so that the thread wakes. Do nothing if the lock is already released."""
     try:
         asleep.release()
     except RuntimeError:
@@ -126,7 +126,9 @@ def wake_sleeper(asleep: Any) -> None:
 
 
 class InterruptSafeCondition:
-    """A condition that one thread signals and others wait for, without a lock of its own."""
+    """A condition that some threads wait for until another thread signals it. Unlike `threading.Condition` it has no
+    lock.
+    """
 
     __slots__ = ("_asleep",)
 

@@ -1,9 +1,9 @@
-"""Warn of a store on a network file system that several machines may write.
+"""Log a warning if a store is on a network file system, where several machines may write it.
 
-Locks and memory maps end at the machine. A write on one machine does not show in the map of another, and an `flock` may
-or may not reach it. Two machines that append to one partition overwrite each other's records. So a process that opens
-such a store for writing leaves the name of its machine in a file, and a process that finds another machine's name logs
-a warning. There are no further guarantees.
+Locks and memory maps work only within one machine. A write on one machine does not show in the map of another, and an
+`flock` may or may not reach it. Two machines that append to one partition overwrite each other's records. So a process
+that opens such a store for writing leaves the name of its machine in a file, and a process that finds another machine's
+name logs a warning. There are no further guarantees.
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ class NetworkMark:
         return mark
 
     def read(self) -> tuple[str, int]:
-        """Return (machine, wall clock in ms) of the last mark; an empty name if there is none."""
+        """Return (name of the machine that wrote the mark last, its wall clock in ms). The name is empty without a
+        mark.
+        """
         try:
             document = json.loads(read_file(self._fs, self._path))
             return str(document["host"]), int(document["at_ms"])
@@ -88,7 +90,7 @@ class NetworkMark:
                 self._fs.close(fd)
 
     def remove(self) -> None:
-        """Remove the mark at a clean close, if it is still ours."""
+        """Remove the mark at a clean close, unless another machine has replaced it."""
         if self.read()[0] == self._host:
             with failures_ignored():
                 self._fs.unlink(self._path)

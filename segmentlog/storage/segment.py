@@ -19,11 +19,11 @@ from segmentlog.storage.segment_stub import is_evicted_or_replaced
 _ALLOCATE_MIN: Final = 64 << 10
 _ALLOCATE_MAX: Final = 8 << 20
 _WINDOW: Final = 128 << 10
-"""How many bytes ahead the decision to write zeros is made, and the most zeros to write."""
+"""Size of a window: once for each window this module decides whether to write zeros, and it writes at most this many.
+"""
 _WINDOW_SYNCS: Final = 4
-"""Write zeros after this many fsyncs in a window: they then cost more than writing the window twice.
-
-With batches of 56 kB zeros were no gain here.
+"""Write zeros if the last window had at least this many fsyncs. Without zeros, these fsyncs cost more than writing the
+window twice. With batches of 56 kB zeros were no gain here.
 """
 _ZEROS: Final = bytes(_WINDOW)
 
@@ -46,7 +46,9 @@ def create_segment(fs: FileSystem, folder: str, base_offset: int) -> None:
 
 
 def truncate_segment(fs: FileSystem, folder: str, base_offset: int, position: int) -> None:
-    """Cut the preallocated space after ``position`` off a file that this process has not open. A crash may undo it."""
+    """Remove the preallocated space after ``position`` from a file that this process has not opened. A crash may undo
+    it.
+    """
     with opened(fs, segment_stem(folder, base_offset) + LOG_SUFFIX, os.O_RDWR | os.O_CLOEXEC) as fd:
         fs.ftruncate(fd, position)
 
@@ -93,7 +95,7 @@ class SealedSegment:
         sync_data(self._fs, self.fd, self.path)
 
     def close(self) -> None:
-        """Close the descriptor. Ignores errors: call `sync` before to get them. Idempotent."""
+        """Close the descriptor and ignore errors. Call `sync` first to learn of write errors. Idempotent."""
         fd, self.fd = self.fd, -1  # before: its number may be another file's right after
         if fd >= 0:
             with failures_ignored():
@@ -101,7 +103,7 @@ class SealedSegment:
 
 
 class ActiveSegment:
-    """The segment that takes appends. Used under the append lock only.
+    """The segment that takes appends. Only the holder of the append lock may use it.
 
     It does not know where the log ends: the shared state has the positions. The file is preallocated in steps that
     double from 64 KiB to 8 MiB, and is zero there. (`fdatasync` of a preallocated file took half the time here.) If it
@@ -160,7 +162,7 @@ class ActiveSegment:
         try:
             if len(buffers) == 2 and self._fs.pwritev(self.fd, buffers, position) == size_bytes:
                 return
-            write_all(self._fs, self.fd, buffers, position)  # many buffers, or everything again after a short write
+            write_all(self._fs, self.fd, buffers, position)  # for many buffers, or again after a short write
         except OSError as error:
             self.is_cut = False
             self._take_back(position)
@@ -171,7 +173,8 @@ class ActiveSegment:
             raise
 
     def seal(self, position: int, epoch: int) -> SealedSegment:
-        """Cut off the space preallocated after ``position``, the end, and return the segment with the descriptor.
+        """Remove the space preallocated after ``position``, the end of the records. Return the segment with the open
+        descriptor.
 
         Call this before readers see the segment as sealed: they then map the whole file.
         """
@@ -182,7 +185,7 @@ class ActiveSegment:
     def _take_back(self, position: int) -> None:
         """Truncate like `truncate_durably`.
 
-        If this process cannot, leave it to the next append. Raises `DiskFailed`.
+        If this process cannot truncate, the next append must. Raises `DiskFailed`.
         """
         try:
             _truncate_and_sync(self._fs, self.fd, position, self.path)
@@ -198,7 +201,9 @@ class ActiveSegment:
             raise DiskFailed.of(failure, self.path)
 
     def _prepare(self, position: int, size_bytes: int) -> None:
-        """Preallocate space after ``position`` and write zeros there if that pays, for the next window."""
+        """Preallocate space after ``position``. If the file is synced often, also write zeros there, ahead of the
+        records.
+        """
         if position + size_bytes > self._allocated:
             self._allocate(position, size_bytes)
         ahead = min(max(size_bytes, _WINDOW), self._allocated - position)
@@ -269,7 +274,7 @@ class MappedSegment:
         self.inode, self.ranges, self.view = ranges.inode, ranges, view
 
     def download(self) -> None:
-        """Download the whole file if it is only partly local, and from now on what it grows by.
+        """Download the whole file if a part of it is not local. From now on also download what the file grows by.
 
         Raises `ObjectStoreError`.
         """
@@ -289,5 +294,5 @@ class MappedSegment:
 
     @property
     def is_retired(self) -> bool:
-        """Whether another file has replaced this one in the block cache, which nothing else shows."""
+        """Whether the block cache has replaced this file with another. No other property of this object shows that."""
         return self.ranges is not None and self.ranges.is_retired

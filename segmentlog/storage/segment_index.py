@@ -55,7 +55,7 @@ class SegmentIndex:
         self._staying = folder_locked
         """Context for writing files by name. Raises `UnknownTopic` if the folder belongs to another log now."""
         self.log_inode: int | None = None
-        """Inode of the segment file that the entries describe; None for the file that has the name, whatever it is."""
+        """Inode of the segment file that the entries describe; None: the file that has the segment's name now."""
         self._fs = fs
         self._stem = stem
         self.base_offset = base_offset
@@ -80,7 +80,7 @@ class SegmentIndex:
     def _set_entries(self, offsets: Entries, times: Entries) -> None:
         """Replace the entries."""
         relative, positions = _columns(offsets)
-        # No call in between: an interrupt leaves all of the old entries or all of the new ones.
+        # Make no call between the assignments, so that an interrupt leaves all old entries or all new entries.
         self._offsets, self._times, self._relative, self._positions = offsets, times, relative, positions
 
     # ------------------------------------------------------------ files
@@ -96,7 +96,7 @@ class SegmentIndex:
         relative, positions = _columns(offsets)
         max_timestamp = int(times["max_timestamp"][-1]) if kept else 0
         with self._lock:
-            # No call in between, as in `_set_entries`.
+            # Make no call between the assignments, as in `_set_entries`.
             self._offsets, self._times, self._relative, self._positions = offsets, times, relative, positions
             self.count = self._flushed = kept
             self._spoiled = not whole
@@ -108,7 +108,8 @@ class SegmentIndex:
     def _read(self, suffix: str, sealed: bool) -> memoryview:
         """Return the file's bytes.
 
-        A sealed file is mapped: ten thousand loaded indexes are page cache, not process memory.
+        Map the index file of a sealed segment: ten thousand loaded indexes then use page cache instead of process
+        memory.
         """
         try:
             with opened(self._fs, self._stem + suffix, os.O_RDONLY | os.O_CLOEXEC) as fd:
@@ -131,10 +132,10 @@ class SegmentIndex:
         if count == self._flushed or not self.writable:
             return
         with failures_ignored(UnknownTopic), self._staying():
-            # raises if the segment was deleted: then no index must be left
+            # raises if the segment was deleted: then do not create index files
             found = self._fs.stat(self._stem + LOG_SUFFIX)
             if self.log_inode not in (None, found.st_ino):
-                return  # compacted meanwhile: these entries describe the old file
+                return  # the segment was compacted meanwhile: these entries describe the old file
             if self._spoiled:
                 # Create new files instead of truncating: a process that has a file mapped would be killed by touching
                 # missing pages.
@@ -159,9 +160,9 @@ class SegmentIndex:
     # ------------------------------------------------------------ entries
 
     def observe(self, position: int, base_offset: int, next_offset: int, max_timestamp: int, size_bytes: int) -> None:
-        """Add the batch at ``position``, which must be where the batch before it ended.
+        """Add the batch at ``position``, which must be the end of the batch before it.
 
-        Takes no lock: for an index that belongs to an appender, which holds its own lock.
+        Takes no lock. Only for the index of an appender, which holds the append lock.
         """
         if entry_due(position, self._last_indexed_position, self._interval):
             self._add(base_offset, position)
@@ -206,7 +207,9 @@ class SegmentIndex:
         self.flush()
 
     def complete(self, size_bytes: int) -> None:
-        """Call `close` with the end offset of the last batch, once the index has caught up with a sealed segment."""
+        """Call `close` with the offset after the last observed batch. The caller must first call `catch_up` up to the
+        end of the sealed segment.
+        """
         self.close(self._next_offset, size_bytes)
 
     def is_complete(self, size_bytes: int) -> bool:
@@ -237,7 +240,9 @@ class SegmentIndex:
         return self._positions[index], self.base_offset + self._relative[index]
 
     def batches_after(self, position: int) -> Iterator[tuple[int, int]]:
-        """Yield (position, base offset) of each indexed batch after ``position``, and of the closing entry."""
+        """Yield (position, base offset) of each entry after ``position``. The closing entry has the segment's size and
+        end offset.
+        """
         with self._lock:
             count, positions, relative = self.count, self._positions, self._relative
         for at in range(bisect_right(positions, position, 0, count), count):

@@ -1,4 +1,5 @@
-"""Files of an evicted segment: a hole instead of its log, and a stub that names the objects with its bytes.
+"""Files of an evicted segment. A *hole* (a file of zeros without disk blocks) replaces its log. A stub names the
+objects that contain its bytes.
 
     B.remote        the stub, durable, beside the whole log: not valid yet
     B.log           a durable hole of the same size and time, renamed over the log: from here on the stub is valid
@@ -58,7 +59,8 @@ def read_stub(fs: FileSystem, path: str) -> tuple[Stub, int] | None:
 
 
 def is_evicted_or_replaced(fs: FileSystem, path: str, mapped: os.stat_result) -> bool:
-    """Return whether a mapped file that begins with zeros is a hole or was replaced since: then open it again.
+    """Return whether a mapped file that begins with zeros is a hole or was replaced since. If so, the caller must open
+    it again.
 
     Raise `ObjectStoreError` for a hole if ``fs`` has no reader for evicted segments.
     """
@@ -76,19 +78,23 @@ def is_evicted_or_replaced(fs: FileSystem, path: str, mapped: os.stat_result) ->
 
 
 def write_stub(fs: FileSystem, path: str, stub: Stub) -> None:
-    """Write a stub durably. It becomes valid with the hole. Raise `DiskFull`, OSError."""
+    """Write a stub durably. It becomes valid when the hole replaces the log. Raise `DiskFull`, OSError."""
     replace_file(fs, stub_path(path), encode_stub(stub))
 
 
 def remove_stub(fs: FileSystem, path: str) -> None:
-    """Remove the stub, after its log was recalled or deleted: a hole must never be without its stub."""
+    """Remove the stub of a log that was recalled or deleted. Call this after the recall or deletion: reading a hole
+    needs it.
+    """
     with contextlib.suppress(FileNotFoundError):
         fs.unlink(stub_path(path))
 
 
 @contextlib.contextmanager
 def prepared_hole(fs: FileSystem, path: str, size_bytes: int, modified_ns: int) -> Iterator[str]:
-    """Yield the path of a durable hole, to be renamed over the log at ``path``. Remove it if it was not renamed."""
+    """Create a durable hole and yield its path. The caller renames it over the log at ``path``; otherwise it is
+    removed.
+    """
     with opened_temporary(fs, path) as (name, fd):
         fs.ftruncate(fd, 0)
         fs.ftruncate(fd, size_bytes)
@@ -102,7 +108,8 @@ def prepared_hole(fs: FileSystem, path: str, size_bytes: int, modified_ns: int) 
 
 @contextlib.contextmanager
 def prepared_log(fs: FileSystem, path: str, stub: Stub, ranges: Ranges, modified_ns: int) -> Iterator[str]:
-    """Yield the path of a durable file with the segment's bytes from the object store. Remove it if it was not renamed.
+    """Download the segment's bytes into a durable file and yield its path. If the caller does not rename it, it is
+    removed.
 
     Raise `ObjectStoreError`, `SegmentGone` if the objects hold other bytes now, `DiskFull`, OSError.
     """

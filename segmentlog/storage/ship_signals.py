@@ -3,8 +3,8 @@
 A waiting process writes a byte to the file that the shipper has locked; the shipper waits for that with inotify
 (`storage.watch`). In the shipper's own process a callback wakes it: that saves two thread switches.
 
-The state pages say how far the store is shipped. Threads of the shipper's process are woken; other processes poll the
-pages every few milliseconds.
+The state pages contain how far each partition is shipped. Threads of the shipper's process are woken; other processes
+poll the pages every few milliseconds.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ class ShipSignals:
         fork_safety.on_fork(self, "_forget_parent")
 
     def _forget_parent(self) -> None:
-        """In a forked child: the parent stays the shipper."""
+        """Reset the flags in a forked child: the parent keeps the lease and remains the shipper."""
         self._is_shipper = self.is_starting = False
         self._wake = lambda: None
 
     # ------------------------------------------------------------ the shipper
 
     def acquire_lease(self) -> LockableFd | None:
-        """Become the shipper of the store until `release_lease`; return None while another process is."""
+        """Become the shipper of the store until `release_lease`. Return None if another process is the shipper."""
         fd = open_lockable(self._fs, self.path, os.O_RDWR | os.O_CREAT)
         try:
             self._fs.flock(fd, EXCLUSIVE | NON_BLOCKING)
@@ -63,7 +63,7 @@ class ShipSignals:
         return fd
 
     def set_wake_callback(self, wake: Callable[[], None]) -> None:
-        """Set the bound method that requests of this process call. It is referenced weakly."""
+        """Set the bound method that `request_cycle` calls in this process. It is referenced weakly."""
         self._wake = weakref.WeakMethod(wake)
 
     def release_lease(self, lease: LockableFd) -> None:
@@ -73,7 +73,7 @@ class ShipSignals:
         self.notify_waiters()
 
     def notify_waiters(self) -> None:
-        """Wake the waiting threads of this process: something was shipped, or cannot be."""
+        """Wake the waiting threads of this process, because something was shipped or cannot be shipped."""
         with self._news:
             self._news.notify_all()
 
@@ -102,6 +102,6 @@ class ShipSignals:
             self._fs.pwritev(fd, [b"\0"], 0)
 
     def wait(self, at_most_s: float) -> None:
-        """Sleep until there may be news, ``at_most_s`` at the longest."""
+        """Sleep until the shipper may have shipped something or failed to, at most ``at_most_s`` seconds."""
         with self._news:
             self._news.wait(at_most_s if self._is_shipper else min(at_most_s, _POLL_S))

@@ -129,7 +129,8 @@ class StateBlock(Generic[Fields]):
         self._kind = kind
         self._packer = struct.Struct(f"={count}Q")
         self._positions = ((word + 1) * _WORD, (word + 2 + count) * _WORD)
-        # One attribute, so that a thread never pairs a sequence number with the fields of another number.
+        # Use one attribute for both, so that no thread combines a sequence number with the fields of another sequence
+        # number.
         self._cached: tuple[int, Fields] | None = None
 
     def read(self) -> Fields:
@@ -190,7 +191,7 @@ class StatePage:
 
     @classmethod
     def map(cls, fs: FileSystem, fd: int, *, writable: bool) -> StatePage | None:
-        """Map the file. Return None if it is shorter than a page and must not be extended.
+        """Map the file. Extend a file that is shorter than a page; return None instead if ``writable`` is false.
 
         The page is written in full before it is mapped: on a full disk a store to a hole in a mapped file raises SIGBUS
         instead of an error. Writing takes the sync lock briefly, so that zeros never overwrite a page that other
@@ -229,12 +230,12 @@ class StatePage:
         return True
 
     def is_about(self, boot_id: str, folder: os.stat_result) -> bool:
-        """Return whether the header names this boot and this folder."""
+        """Return whether the page's header contains the ids of this boot and of this folder."""
         return list(self.words[:_HEADER_WORDS]) == _header_words(boot_id, folder, self.mount_id)
 
     @property
     def mount_id(self) -> int:
-        """The mount under which the page was created, unique in its boot; 0 if the kernel has no mount ids."""
+        """Id of the mount under which the page was created. Unique within a boot; 0 if the kernel has no mount ids."""
         return self.words[MOUNT_WORD]
 
     @property
@@ -246,7 +247,7 @@ class StatePage:
     def has_stayed_in_memory(self, fs: FileSystem, fd: int) -> bool:
         """Return whether the kernel has kept the file, open as ``fd``, in memory since the page was created.
 
-        If not, the mapped page may be any older version of itself.
+        If the kernel has not, the mapped page may have any older content.
         """
         return (self.mount_id != 0 and fs.mount_id(fd) == self.mount_id) or fs.has_inode_mark(fd)
 
@@ -263,7 +264,7 @@ class StatePage:
 
     @property
     def writing(self) -> int:
-        """Non-zero while an append is in progress, or after its process died."""
+        """Non-zero while an append is in progress, or if the appending process died during it."""
         return self.words[WRITING_WORD]
 
     @writing.setter
@@ -288,7 +289,7 @@ class StatePage:
         return self.words[MOVED_WORD]
 
     def count_abort(self) -> None:
-        """Announce another aborted transaction. The caller holds the append lock."""
+        """Count an aborted transaction, so that readers look for aborts again. The caller holds the append lock."""
         self.words[ABORTS_WORD] = (self.words[ABORTS_WORD] + 1) & _WORD_MASK
 
     def count_config_change(self) -> None:
@@ -308,7 +309,7 @@ class StatePage:
 
 
 def _changed(number: int) -> int:
-    """Return a number that differs from ``number``, by which others detect a change.
+    """Return a number that differs from ``number``, so that other processes detect a change.
 
     It is not the next number. Two processes that change something at the same time, without a lock, would store the
     same number. A third process that had seen the first change would then miss the second.

@@ -18,8 +18,8 @@ _ATTEMPTS = 10
 def distrust_reason(fs: FileSystem, folder: str, page: StatePage, fd: int) -> str | None:
     """Return why the state page of the partition in ``folder``, open as ``fd``, cannot be trusted; None if it can.
 
-    Without a lock the answer may be a wrong reason while other processes append. Under the append lock it is exact.
-    Raises OSError for files that cannot be read.
+    While other processes append, a caller without a lock may get a reason although the page can be trusted. Under the
+    append lock the answer is exact. Raises OSError for files that cannot be read.
     """
     for _ in range(_ATTEMPTS):
         try:

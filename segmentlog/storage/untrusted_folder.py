@@ -1,8 +1,9 @@
 """Read folders with untrusted content, such as an unpacked archive or a table that others wrote.
 
 Every path that such a folder contains is checked, or refused. It must lie below the folder and lead through no symbolic
-link. Only regular files are opened: reading a pipe would wait, and reading a device might never end. A process that
-changes the folder *while* it is read is not kept out: between check and open it may replace a file.
+link. Only regular files are opened: reading a pipe would wait, and reading a device might never end. This does not
+protect against a process that changes the folder *while* it is read: it may replace a file between the check and the
+open.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def read_plain(fs: FileSystem, path: str, limit_bytes: int) -> bytes:
             parts.append(part)
             position += len(part)
             if position > limit_bytes:
-                raise UntrustedPath(path, f"it is growing, and may have {limit_bytes:,} bytes at most")
+                raise UntrustedPath(path, f"it grew while it was read, beyond the limit of {limit_bytes:,} bytes")
         return b"".join(parts)
     finally:
         fs.close(fd)

@@ -1,8 +1,8 @@
 """Sleep until another process has appended.
 
-A follower watches the partition's ``lock`` file with inotify, and writes into the state page until when it waits. An
-appender that sees this rewrites one byte of the file *after* it has published its append, because a store to a mapped
-page wakes no process. The median delay is 63 us here, against 348 us for polling every half millisecond. Without
+A follower watches the partition's ``lock`` file with inotify. It writes into the state page until which time it waits.
+An appender that sees this rewrites one byte of the file *after* it has published its append, because a store to a
+mapped page wakes no process. The median delay is 63 us here, against 348 us for polling every half millisecond. Without
 inotify, the follower polls.
 """
 
@@ -55,7 +55,9 @@ class Watch:
         self._endings_watched = self._ended = False
         self._paths: dict[int, str] = {}
         self._is_parents: dict[str, _Watched] | None = None
-        """In a forked child until first use: what the parent watched, to be watched here, too."""
+        """In a forked child until its first use: the paths that the parent watched. The child must watch them with its
+        own descriptor.
+        """
         self._open()
         fork_safety.on_fork(self, "_forget_parent")
 
@@ -96,8 +98,9 @@ class Watch:
     def add(self, path: str, *, file: str = "", folder: bool = False, endings: bool = False) -> bool:
         """Watch a file for writes, or a folder for new names. Return False if the path does not exist.
 
-        ``file`` distinguishes files that have the path one after the other. The former file may live on under another
-        name or in an open descriptor; then no event reports that it is gone.
+        ``file`` identifies the file that has the path now. If another file gets the path, the old file may still exist
+        under another name or in an open descriptor, and then no event reports the change. A call with another ``file``
+        watches the new file.
 
         With ``endings`` also watch for files of the folder that are deleted, or closed by a process that wrote them.
         The kernel closes the files of a process that dies. `pop_ended` returns whether that happened.
@@ -168,7 +171,9 @@ class Watch:
         return changed
 
     def drain(self) -> None:
-        """Discard the events so far. Check the logs after this call, and then wait."""
+        """Discard the events so far. The caller must check the logs after this call and before it waits: otherwise it
+        misses appends.
+        """
         self._ensure_own()
         self._delay = _POLL_MIN_S
         for fd in (self._fd, self._wake_read):
@@ -183,12 +188,12 @@ class Watch:
         return ended
 
     def interrupt(self) -> None:
-        """Make a running `wait` in another thread return, or the next one."""
+        """Make the running `wait` of another thread return. If none is running, the next `wait` returns at once."""
         self._ensure_own()
         with failures_ignored():  # the pipe is full, so `wait` returns anyway; or it is closed
             os.write(self._wake_write, b"\0")
 
-    def __del__(self) -> None:  # dropped, or an interrupt kept it from being stored
+    def __del__(self) -> None:  # the caller dropped it, or an interrupt came before the caller stored it
         with failures_ignored(Exception):
             self.close()
 

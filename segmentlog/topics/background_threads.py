@@ -1,4 +1,6 @@
-"""Background threads. Each repeats a public ``tick``, which tests call without threads and without sleeping."""
+"""Background threads. Each calls a public function, its *tick*, again and again. Tests call the tick directly, in their
+own thread.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ class BackgroundThread:
         self.has_work = False
         """Set by the owner of the tick. It keeps a dropped worker alive until its next tick."""
         self._failures = 0
-        # Not an Event: the thread that runs a finalizer may hold its lock.
+        # A queue and not an Event: a finalizer may run in a thread that holds the Event's lock.
         self._wake: SimpleQueue[BackgroundThread | None] = SimpleQueue()
         self._stopped = False
         self._thread: threading.Thread | None = None
@@ -78,7 +80,7 @@ class BackgroundThread:
         self._wake.put(self)
 
     def pause(self, seconds: float) -> bool:
-        """Sleep within a long tick; return whether the tick should end."""
+        """Sleep during a long tick. Return whether the tick should end, because the thread is to stop."""
         if seconds > 0 and not self._stopped:
             time.sleep(min(seconds, _PAUSE_MAX_S))
         return self._stopped
@@ -135,14 +137,14 @@ def _loop(
 
 _PAUSE_LONGEST_S = 86_400.0
 _PAUSE_MAX_S = 0.2
-# Short, so that a tick that throttles itself notices in time that the store is closed.
+# Keep each sleep short, so that a tick that throttles itself notices in time that the store is closed.
 
 
 class BackgroundThreads:
     """The background threads of a store, by name. Thread-safe.
 
-    To start a thread takes 0.1 ms, and milliseconds on a busy machine. So another thread starts them a moment after the
-    store was opened.
+    Starting a thread takes 0.1 ms, and milliseconds on a busy machine. So opening a store does not wait for that:
+    another thread starts them a moment later.
     """
 
     def __init__(self) -> None:

@@ -2,7 +2,7 @@
 
 flush         syncs partitions as the fsync policies of their topics require; unmaps deleted segments
 retention     deletes old segments of all topics, one process at a time, and offsets of expired groups
-cleaner       compacts the dirtiest partition that is due, one after the other
+cleaner       compacts the partitions that are due, the dirtiest first
 transactions  ends transactions of dead processes; see `segmentlog.transactions.transaction_coordinator`
 scrub         reads sealed segments again, if that is enabled
 """
@@ -32,7 +32,9 @@ logger = logging.getLogger("segmentlog")
 _FLUSH_TICK_MAX_S = 0.25
 _FLUSH_TICK_MIN_S = 0.001
 _FIRST_PAUSE_S = 10.0
-"""A short-lived process leaves the retention of the store to others; for segments that it fills it runs at once."""
+"""Pause before the first scan: a short-lived process leaves retention to other processes, except for segments that it
+fills.
+"""
 _RETENTION_TICK_MIN_S = 1.0
 _RETENTION_TICK_MAX_S = 30.0
 _SLICE_S = 0.05
@@ -74,7 +76,8 @@ class BackgroundWork:
         self._retainer: BackgroundThread | None = None
         self._cleaner: BackgroundThread | None = None
         if threads and not read_only:
-            # These ticks do not raise for a single partition: a tick that raises is called less and less often.
+            # These ticks do not raise for an error in one partition: a tick that raises is called less and less often,
+            # which would delay all other partitions.
             self._flusher = self._threads.add("flush", lambda: self._flush(None)[0])
             self._retainer = self._threads.add("retention", lambda: self._retain_in_turn(None)[0], _FIRST_PAUSE_S)
             self._cleaner = self._threads.add("cleaner", self.cleaner_tick, _FIRST_PAUSE_S)
@@ -86,7 +89,7 @@ class BackgroundWork:
         fork_safety.on_fork(self, "_discard_parent_state")
 
     def _discard_parent_state(self) -> None:
-        """Start a new round in a forked child: the thread that was running the round does not exist there."""
+        """Start a new scan in a forked child: the thread that runs the current scan exists only in the parent."""
         self._rolled, self._round, self._round_due_ms = self._rolled.copy(), None, 0
 
     @property
@@ -118,8 +121,8 @@ class BackgroundWork:
     def flush_tick(self, now_ms: int | None = None) -> float:
         """Sync the partitions whose fsync policy requires it now; return the seconds until the next call.
 
-        After an error the other partitions are still synced. The first error is raised at the end; `health` reports
-        all.
+        An error in a partition does not stop the call: it raises the first error at the end, and `health` reports all
+        errors.
         """
         pause_s, first = self._flush(now_ms)
         if first is not None:
@@ -162,10 +165,11 @@ class BackgroundWork:
     # ------------------------------------------------------------ retention
 
     def retention_tick(self, now_ms: int | None = None) -> float:
-        """Apply retention: at once in partitions with a newly sealed segment, in slices to all others.
+        """Apply retention: first to partitions with a newly sealed segment, then to the next of all other partitions
+        until a time limit.
 
-        ``now_ms`` is the wall clock. Returns the seconds until the next call. After an error the other partitions are
-        still handled. The first error is raised at the end; `health` reports all.
+        ``now_ms`` is the wall clock. Returns the seconds until the next call. An error in a partition does not stop the
+        call: it raises the first error at the end, and `health` reports all errors.
         """
         pause_s, first = self._retain_in_turn(now_ms)
         if first is not None:
@@ -173,7 +177,7 @@ class BackgroundWork:
         return pause_s
 
     def _retain_in_turn(self, now_ms: int | None) -> tuple[float, Exception | None]:
-        """Continue the round, which all callers share."""
+        """Continue the scan of all partitions, which all callers share."""
         with self._round_mutex:
             return self._retain_all(now_ms)
 
@@ -193,9 +197,10 @@ class BackgroundWork:
         while self._rolled:
             first = self._retain(self._rolled.pop(), now_ms) or first
         if self._round is None and not 0 < self._round_due_ms - now_ms <= _RETENTION_TICK_MAX_S * 1000:
-            # Due; or the clock was set back, after which it would not be due for a long time.
+            # The scan is due, or the clock was set back: then the scan would not be due for a long time.
             self._round, self._round_pause_s = self._partitions.all_partitions(), _RETENTION_TICK_MAX_S
-        # Open partitions of topics without retention, too: a trim may have left files to delete. None is opened for it.
+        # Also handle topics without retention, in partitions that are open: a trim may have left files to delete. Do
+        # not open a partition for that.
         opened = {PartitionName(log.topic, log.number) for log in self._partitions.opened_partitions()}
         ends_s = time.monotonic() + _SLICE_S
         while self._round is not None:
@@ -264,7 +269,7 @@ class BackgroundWork:
                 there = {name for name, _ in self._partitions.all_partitions()}
         for (what, (topic, number)), why in self._errors.copy().items():
             if there is not None and (topic, number) not in there and topic != OFFSETS_TOPIC:
-                self._errors.pop((what, PartitionName(topic, number)), None)  # deleted since
+                self._errors.pop((what, PartitionName(topic, number)), None)  # the partition was deleted meanwhile
                 continue
             problems[f"{topic}/{number}"] = f"cannot be {what}: {why}"
         for (topic, number), why in self._compactor.uncleanable().items():
@@ -279,7 +284,7 @@ class BackgroundWork:
 
 
 def _min_pause_s(config: TopicConfig) -> float:
-    """Return how long a topic certainly has nothing to delete or roll, within the bounds of the tick's interval."""
+    """Return a quarter of the topic's shortest time limit in seconds, within the limits of the retention pause."""
     limits_ms = [config.segment_ms]
     if config.deletes:
         limits_ms += [config.retention_ms] if config.retention_ms != UNLIMITED else []

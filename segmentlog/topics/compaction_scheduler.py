@@ -32,7 +32,7 @@ class PartitionName(NamedTuple):
 
 
 class PartitionSource(Protocol):
-    """The methods of a store that background work needs."""
+    """The methods of a store that background work calls."""
 
     def opened_partitions(self) -> list[Partition]:
         """Return the partitions that this process has open."""
@@ -48,13 +48,13 @@ class PartitionSource(Protocol):
 
 
 class _Uncleanable(msgspec.Struct):
-    """Why compaction skips a partition for now."""
+    """The reason why compaction skips a partition, and when it tries again."""
 
     why: str
     topic_id: str
     generation: int
     retry_ms: int | None
-    """Monotonic; None: only after its files have changed."""
+    """When to try again (monotonic). None: only after the partition's files have changed."""
     pause_s: float
 
 
@@ -63,7 +63,7 @@ class CompactionStopped(Exception):
 
 
 class Throttle:
-    """Limits a rate to ``bytes_per_s``, with a burst of a fifth of a second; None for no limit."""
+    """Limits a rate to ``bytes_per_s`` (None: no limit). A burst may contain the bytes of a fifth of a second."""
 
     def __init__(self, bytes_per_s: int | None, now_s: Callable[[], float] = time.monotonic) -> None:
         if bytes_per_s is not None and (not isinstance(bytes_per_s, int) or bytes_per_s is True or bytes_per_s < 1):
@@ -74,7 +74,7 @@ class Throttle:
         self._free_at_s = 0.0
 
     def wait_s(self, size_bytes: int) -> float:
-        """Return the seconds to wait after this many bytes."""
+        """Count bytes that were read, and return how many seconds to wait before reading more."""
         if self._bytes_per_s is None:
             return 0.0
         now_s = self._now_s()
@@ -101,8 +101,9 @@ class Compactor:
     def tick(self, now_ms: int | None = None) -> float:
         """Compact the dirtiest partition that is due, if any; return seconds until the next call, 0 if more are due.
 
-        A partition that cannot be compacted is skipped, and reported by `uncleanable`. It is tried again later: after
-        damage, when its files have changed; after another error, after a while.
+        A partition that cannot be compacted is skipped, and `uncleanable` reports it. After damage, compaction tries it
+        again when its files have changed. After any other error, it tries again after a pause of a minute up to an
+        hour.
         """
         now_ms = self._clock.now_ms() if now_ms is None else now_ms
         due: list[tuple[float, PartitionName]] = []
@@ -138,7 +139,7 @@ class Compactor:
         if known.retry_ms is not None:
             return self._clock.monotonic_ms() < known.retry_ms
         with failures_ignored(SegmentlogError):
-            partition = self._partitions.open_partition(*name)  # maybe of a topic that was created again
+            partition = self._partitions.open_partition(*name)  # the topic may have been deleted and created again
             return (partition.topic_id, partition.generation) == (known.topic_id, known.generation)
         return True
 
@@ -186,7 +187,9 @@ class Compactor:
             partition.record_uncleanable(str(error))
         if known is None or known.why != str(error):
             logger.warning(
-                "%s/%d: cannot be compacted: %s; skipped until its files change, or for a while", *name, error
+                "%s/%d: cannot be compacted: %s; compaction skips it until its files change, or for up to an hour",
+                *name,
+                error,
             )
         self._uncleanable[name] = _Uncleanable(str(error), topic_id, generation, retry_ms, pause_s)
 

@@ -25,7 +25,8 @@ class DescriptorBudget:
     """
 
     def __init__(self) -> None:
-        # Reentrant: the garbage collector may finalize a partition, or a descriptor may be missing, in the middle.
+        # The lock is reentrant: while a thread holds it, the garbage collector may finalize a partition, or an open may
+        # run out of descriptors, and both call this class again.
         self._mutex = fork_safety.reentrant_lock(self, "_mutex")
         self._handles: OrderedDict[weakref.ref[Handle], None] = OrderedDict()
         fork_safety.on_fork(self, "_discard_parent_state")
@@ -39,7 +40,7 @@ class DescriptorBudget:
         return max(8, available * 2 // 3 // _FILES_PER_PARTITION)
 
     def register(self, handle: Handle) -> None:
-        """Count a partition that has opened its files. May close the files of others."""
+        """Count a partition that has opened its files. May close the files of other partitions."""
         with self._mutex:
             own = weakref.ref(handle)
             self._handles.pop(own, None)
@@ -52,7 +53,7 @@ class DescriptorBudget:
         return self._release(max(8, len(self._handles) // 4))
 
     def _release(self, wanted: int, spared: Handle | None = None) -> bool:
-        """Close up to ``wanted`` partitions, except ``but``. Return whether any was closed.
+        """Close up to ``wanted`` partitions, except ``spared``. Return whether any was closed.
 
         Partitions that are closed already, or were garbage-collected, count towards ``wanted``.
         """
@@ -69,13 +70,14 @@ class DescriptorBudget:
                 if candidate is not None and candidate.used:
                     candidate.used = False
                     continue
-            # Without the mutex: closing takes a lock whose holder may be waiting for a descriptor.
+            # Close without the mutex: closing takes a lock whose holder may be waiting for a descriptor, and so for the
+            # mutex.
             if candidate is not None and candidate.has_files:
                 if candidate is spared or not candidate.close_if_idle():
                     continue
                 any_closed = True
             with self._mutex:
-                if candidate is None or not candidate.has_files:  # else it was opened again
+                if candidate is None or not candidate.has_files:  # if it has files, another thread has opened it again
                     self._handles.pop(own, None)
             wanted -= 1
         return any_closed

@@ -1,7 +1,7 @@
 """Compacts the store's internal topics in processes that are too short-lived for background work.
 
-Each process reads such a topic from its start, although only the last record of a key counts. Background work would
-compact the topic, but a process that lives for a tenth of a second never runs it.
+Each process reads an internal topic from its start, although only the last record of a key counts. Background work
+would compact the topic, but a process that lives for a tenth of a second ends before that work starts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class InternalCompaction:
         self._batches = 0
 
     def count(self, batches: int = 1) -> None:
-        """Count batches that were read or appended."""
+        """Add to the number of batches in the log: the caller has read or appended them."""
         self._batches += batches
 
     def compact_if_due(self, log: Partition) -> None:

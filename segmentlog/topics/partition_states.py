@@ -1,7 +1,8 @@
 """States of all partitions of a store, read from shared state pages, without opening partitions.
 
-The state of a partition that this process has open is read from memory. For another one, its page is read, which takes
-some 20 us. Sizes of sealed segments and lost ranges need more work, and are cached until the page shows a change.
+The state of a partition that this process has open is read from memory. For every other partition, its state page is
+read, which takes some 20 us. Sizes of sealed segments and lost ranges need more work, and are cached until the page
+shows a change.
 """
 
 from __future__ import annotations
@@ -59,17 +60,21 @@ class PartitionState(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def offset_count(self) -> int:
-        """Return the number of offsets from log start to log end, without lost ranges."""
+        """Return the number of offsets from log start to log end. Offsets in lost ranges do not count."""
         return count_offsets(self.lost, self.summary.log.log_start_offset, self.summary.log.log_end_offset)
 
     @property
     def unshipped_count(self) -> int:
-        """Return the number of offsets that are not in the object store, without lost ranges."""
+        """Return the number of offsets whose records are not in the object store yet. Offsets in lost ranges do not
+        count.
+        """
         return count_offsets(self.lost, self.summary.shipped_offset, self.summary.log.log_end_offset)
 
 
 class TopicStates(NamedTuple):
-    """A topic and its partitions in order; None for a partition that was not opened since the machine started."""
+    """A topic and the states of its partitions, in order of their numbers. The state is None for a partition that was
+    not opened since the machine started.
+    """
 
     topic: Topic
     config: TopicConfig
@@ -77,7 +82,7 @@ class TopicStates(NamedTuple):
 
 
 class _Store(Protocol):
-    """The methods of a store that are needed."""
+    """The methods of a store that `PartitionStates` calls."""
 
     def topics(self, *, internal: bool = False) -> list[str]: ...
 
@@ -87,7 +92,7 @@ class _Store(Protocol):
 
 
 class PartitionStates:
-    """The partitions of a store. Not thread-safe."""
+    """Reads the states of a store's partitions, and caches what is slow to read. Not thread-safe."""
 
     def __init__(self, store: _Store, clock: Clock, fs: FileSystem | None = None) -> None:
         self._store = store
@@ -103,7 +108,9 @@ class PartitionStates:
             yield from (state for state in found.partitions if state is not None)
 
     def topics(self) -> Iterator[TopicStates]:
-        """Yield every topic, including internal ones. A topic that is deleted meanwhile may be incomplete."""
+        """Yield every topic, including internal topics. If a topic is deleted during the call, some of its partitions
+        may be missing.
+        """
         opened = {(log.topic, log.number): log for log in self._store.opened_partitions() if not log.is_stale}
         boot_id = self._fs.boot_id()
         before, self._known = self._known, {}

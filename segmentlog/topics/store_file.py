@@ -38,7 +38,8 @@ def _create(fs: FileSystem, path: str, store_file: str, now_ms: int) -> bytes:
         why = f"the folder is not empty and is not a store (no {STORE_FILE}); choose an empty or new folder"
         raise StoreVersionError(path, why)
     try:
-        # Before the store file: a process that finds the file relies on the folder, even if this process dies.
+        # Sync the folder's name before the store file exists: a process that finds the file relies on the folder, even
+        # if this process dies.
         make_folders_durably(fs, path)
     except OSError as error:
         if is_interrupt(error):

@@ -11,13 +11,13 @@ next process that finds the steps before or after it incomplete can repeat them:
     delete                                       rename it @deleted-ID   the moved word, then remove the files
     upgrade  store.json: upgrade has begun       every topic.json        both words, then store.json: upgrade done
 
-A word is changed after the fact that it announces. A process that opens a partition reads the words first, and the
-topic's settings afterwards. So an open handle either existed before the change of the word, and notices it, or has read
-the new settings.
+The config word and the moved word announce a change to processes with open partitions. A change sets its word after its
+decisive step. A process that opens a partition reads the words first, and the topic's settings afterwards. If it reads
+the old word, it will notice that the word changes. If it reads the new word, it reads the new settings.
 
-Other processes can see a step before it is on disk. If the process of the step dies, no process will sync it. Therefore
-a process that opens a partition syncs the names that lead to it, if the lock's file shows an incomplete change
-(`sync_names`).
+Other processes can see a step before it is on disk. If the process that does the step dies first, it never syncs the
+step. Therefore a process that opens a partition syncs the names that lead to it, if the lock's file shows an incomplete
+change (`sync_names`).
 
 Upgrade from format 1: processes of the release that wrote it cache settings until a word changes. Then they read
 topic.json again, find an unknown format, and stop. So data that only this release understands is written only after
@@ -71,7 +71,7 @@ _LOCK_WAIT_S = 30.0
 _IN_PROGRESS = 1
 """Size of the lock's file during a change, and after a process has died in a change."""
 _LEFT_BEHIND = 2
-"""Its size when all names are on disk, and folders may have to be removed."""
+"""Size of the lock's file when all names are on disk, but folders may have to be removed."""
 
 
 class TopicAdmin:
@@ -94,14 +94,14 @@ class TopicAdmin:
         """Hold the lock, after finishing the changes of processes that have died.
 
         The lock's file is empty if all changes are finished: then the folder, maybe with thousands of topics, is not
-        scanned. Its size says what to do, as a size needs no room on a full disk. ``leaves``: the change leaves a
-        folder that must be removed.
+        scanned. The size of the file shows which changes are incomplete, because setting a size needs no room on a full
+        disk. ``leaves``: the change leaves a folder that must be removed.
         """
         with self._lock.hold() as fd:
             if size := self._fs.fstat(fd).st_size:
                 self.sweep()
                 if size != _LEFT_BEHIND:
-                    self._fs.sync_folder(self._path)  # other processes have seen the names, which may not be on disk
+                    self._fs.sync_folder(self._path)  # other processes may have seen names that are not on disk yet
             self._set_progress(fd, _IN_PROGRESS)
             try:
                 yield
@@ -130,7 +130,7 @@ class TopicAdmin:
         self._fs.sync_folder(self._path)
 
     def _set_progress(self, fd: int, size: int) -> None:
-        with failures_ignored():  # the change itself is complete, and opening the store looks for leftovers anyway
+        with failures_ignored():  # the change itself is complete, and opening the store finds what it left
             self._fs.ftruncate(fd, size)
 
     # ------------------------------------------------------------ changes
@@ -178,7 +178,8 @@ class TopicAdmin:
             for number in range(file.partitions, wanted):
                 with contextlib.suppress(FileExistsError):
                     self._fs.mkdir(f"{folder}/{number}")
-                # Otherwise a takeover that adds the same partition would assign the same offsets.
+                # Otherwise another machine that takes over the store and adds the same partition would assign the same
+                # offsets.
                 if granted is not None:
                     write_grant(self._fs, f"{folder}/{number}", replace(granted, end_offset=0))
             self._fs.sync_folder(folder)
@@ -191,7 +192,9 @@ class TopicAdmin:
 
     @contextlib.contextmanager
     def _leaving_note(self, topic_id: str) -> Iterator[None]:
-        """Leave a note during the change: if this process dies, the next change notifies the open handles."""
+        """Keep a file during the change: if this process dies, the next change finds the file, and notifies processes
+        with open partitions.
+        """
         note = f"{self._path}/{ALTERING_PREFIX}{topic_id}"
         with failures_ignored():
             self._fs.close(self._fs.open(note, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666))
@@ -247,8 +250,9 @@ class TopicAdmin:
     def _moving(self, name: str, what: str) -> Iterator[None]:
         """Prevent processes from using file names in the topic's folder within the block: see `Handle.folder_locked`.
 
-        They hold its lock for moments, or for a recovery. The wait is limited, as a process may be stopped (SIGSTOP)
-        while it holds the lock, and all other changes of topics would wait, too.
+        These processes hold the folder's lock for moments, or for as long as a recovery takes. The wait is limited: a
+        process may be stopped (SIGSTOP) while it holds the lock, and all other changes of topics would have to wait,
+        too.
         """
         with folder_exclusively_locked(self._fs, f"{self._path}/{name}", _LOCK_WAIT_S) as is_free:
             if not is_free:
@@ -283,9 +287,9 @@ class TopicAdmin:
         """Finish or remove the incomplete changes of dead processes. Costs a scan of the store's folder."""
         if not any(map(_is_left_behind, self._fs.listdir(self._path))):
             return
-        with self.locked():  # no living process is changing a topic now, except for removing deleted folders
+        with self.locked():  # under the lock, living processes can only remove deleted folders
             for name in sorted(filter(_is_left_behind, self._fs.listdir(self._path))):
-                # The caller has other work to do: leave what fails to the next process.
+                # Do not raise, because the caller has other work to do: the next process finishes what fails here.
                 with failures_ignored(StoreVersionError):
                     self._finish_change(name)
 
@@ -297,7 +301,7 @@ class TopicAdmin:
             return
         if name.startswith(DELETED_PREFIX):
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                self._notify_handles(path, StatePage.count_move)  # others may have the files open
+                self._notify_handles(path, StatePage.count_move)  # other processes may have the partitions open
         self.remove(path)
 
     def _finish_alteration(self, note: str, topic_id: str) -> None:
@@ -321,7 +325,7 @@ class TopicAdmin:
         """
         name = self._topics.name_of(topic_id)
         if name is None:
-            with self.locked():  # it may have been renamed while the folder was read
+            with self.locked():  # under the lock: the topic may have been renamed while the names were read
                 name = self._topics.name_of(topic_id)
                 if name is None:
                     self._topics.check_all_read()
@@ -330,14 +334,17 @@ class TopicAdmin:
         return name
 
     def read_upgraded(self, name: str) -> TopicFile:
-        """Return a topic's settings, upgraded to the current format: an older release may just have created it."""
+        """Return a topic's settings. Upgrade them to the current format first if an older release has just created the
+        topic.
+        """
         file = self._topics.read(name)
         if file.format == FORMAT_VERSION:
             return file
         with self.locked():
             file = self._topics.read(name)
             if file.format != FORMAT_VERSION:
-                # Not the id derived from the name: a topic that was renamed since the upgrade may have that id.
+                # Assign a new id, not the id that is derived from the name: a topic that was renamed since the upgrade
+                # may have that id.
                 folder = f"{self._path}/{name}"
                 self._topics.write(folder, file._replace(topic_id=new_topic_id()))
                 self._notify_old_release(folder)
@@ -378,8 +385,8 @@ class TopicAdmin:
     def _notify_old_release(self, folder: str) -> None:
         """Make processes of an older release read topic.json again; they stop, as they do not know its format.
 
-        Both words must change. With the config word alone, the first append would raise an error, and the next one
-        would continue. A moved topic is looked up at every append.
+        Both words must change. With the config word alone, only the first append would raise an error, and the next
+        append would succeed. With the moved word, every append looks up the topic, and raises.
         """
         self._notify_handles(folder, StatePage.count_config_change)
         self._notify_handles(folder, StatePage.count_move)

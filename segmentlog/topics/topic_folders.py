@@ -102,7 +102,7 @@ class TopicFolders:
                 return known[2]
             is_cacheable = time.time_ns() - found.st_mtime_ns > _RACY_NS
             parsed = self._parse(name, path)
-            self._known[name] = (version, is_cacheable, parsed)  # every change is a new file
+            self._known[name] = (version, is_cacheable, parsed)  # every change is a new file, with a new version
             self._names[parsed.topic_id] = name
             return parsed
         except (FileNotFoundError, NotADirectoryError):
@@ -125,9 +125,11 @@ class TopicFolders:
             raise StoreVersionError(path, f"damaged ({error}); restore it from a backup, or create it again") from None
 
     def _config_of(self, settings: dict[str, object]) -> TopicConfig:
-        """Return the parsed settings, cached. Most topics have the same, and the checks take half of the reading
-        time."""
-        key = json.dumps(settings, sort_keys=True)  # as text: the keys True, 1 and 1.0 would be equal
+        """Return the parsed settings, from a cache if possible.
+
+        Most topics have the same settings, and checking them takes half of the time of reading a topic.
+        """
+        key = json.dumps(settings, sort_keys=True)  # use text as the key: as values, True, 1 and 1.0 would be equal
         config = self._configs.get(key)
         if config is None:
             config = TopicConfig.from_mapping(settings)
@@ -175,7 +177,7 @@ class TopicFolders:
             return False
 
     def check_all_read(self) -> None:
-        """Raise `StoreVersionError` if a topic cannot be read: the id that is looked for may be its."""
+        """Raise `StoreVersionError` if a topic cannot be read: it may be the topic with the wanted id."""
         for name in self.names(internal=True):
             with contextlib.suppress(UnknownTopic):  # deleted meanwhile
                 self.read(name)

@@ -89,11 +89,13 @@ class Topic:
 
 
 class Topics:
-    """A folder of topics in one process. Thread-safe. It has no part in producers, groups and transactions.
+    """The topics of a store, as one process has them open. Thread-safe. Producers, groups and transactions are in other
+    classes.
 
-    Callers pass in the work for these: background work calls ``expire`` (with a clock in ms that never jumps forward)
-    and ``finish_transactions``. Opening a partition with undecided transactions calls ``finish_transactions``, too.
-    Partitions call ``holds_producer`` under their append lock before they drop the state of a named producer.
+    Callers pass functions for the work of those classes: background work calls ``expire`` (with a clock in ms that
+    never jumps forward) and ``finish_transactions``. Opening a partition with undecided transactions calls
+    ``finish_transactions``, too. Partitions call ``holds_producer`` under their append lock before they drop the state
+    of a named producer.
     """
 
     def __init__(
@@ -164,7 +166,8 @@ class Topics:
                 raise
             return ""
         why = "it is on a read-only file system" if is_on_read_only_disk else ""
-        if not why and self.fs.exists(f"{self.path}/{STORE_FILE}"):  # else creating the store reports what fails
+        # If the file is missing, the store is created next, and that reports what fails.
+        if not why and self.fs.exists(f"{self.path}/{STORE_FILE}"):
             why = self.fs.why_unwritable(self.path)
         if why:
             logger.warning("%s: opened read-only, as %s", self.path, why)
@@ -262,7 +265,9 @@ class Topics:
             return Topic(self, new_name, self.administration.rename(name, new_name))
 
     def missing(self, topic_ids: Iterable[str]) -> set[str]:
-        """Return the ids that certainly belong to no existing topic. Empty if a topic cannot be read."""
+        """Return those of the ids that certainly belong to no existing topic. If a topic's file cannot be read, return
+        an empty set.
+        """
         wanted = set(topic_ids)
         with self.administration.locked():  # without it, a topic that is being renamed would look deleted
             gone = wanted - self._folders.by_id().keys()
@@ -290,7 +295,9 @@ class Topics:
         return self.administration.name_of(topic_id)
 
     def topic_names(self, topic_ids: Iterable[str]) -> dict[str, str]:
-        """Return the names of those topics that exist, and maybe of more topics; for display."""
+        """Return the names of those of the topics that exist, by id. The result may contain other topics, too. For
+        display.
+        """
         return self._folders.names_of(topic_ids)
 
     # ------------------------------------------------------------ partitions
@@ -315,7 +322,7 @@ class Topics:
             partition = self._partitions.get((name, number))
             if partition is not None and not partition.is_stale and partition.topic_id == file.topic_id:
                 return partition
-            if partition is not None:  # its users may continue to read data that they have mapped
+            if partition is not None:  # callers that use it may continue to read data that they have mapped
                 partition.handle.close_if_idle()
             if not isinstance(number, int) or not 0 <= number < file.partitions:
                 raise UnknownTopic(name, f"it has no partition {number!r}, only 0 to {file.partitions - 1}")
@@ -336,7 +343,7 @@ class Topics:
                 level = logging.INFO if report.verdict == "restored" else logging.WARNING
                 logger.log(level, "%s/%d: %s: %s", name, number, report.verdict, report.why)
         if partition.last_stable_offset < partition.log_end_offset:
-            self._finish_transactions()  # the first process after a crash finishes the transactions that it left open
+            self._finish_transactions()  # the first process after a crash finishes what the crash left open
         return partition
 
     def find_lost_range_end(self, name: str, number: int, topic_id: str, offset: int) -> tuple[int, int] | None:
@@ -409,8 +416,8 @@ class Topics:
                 if not log.is_stale:
                     raise
             except StoreClosed:
-                # A rename in this process closes the partition and removes it from the store; a plain close only closes
-                # it.
+                # If the partition is still in the store, only a close has closed it. A rename in this process also
+                # removes it from the store, and then this loop tries again.
                 if self.is_closed or self._partitions.get((log.topic, log.number)) is log:
                     raise
 
@@ -424,10 +431,13 @@ class Topics:
         return {key: partition.recovery_report for key, partition in self._partitions.copy().items()}
 
     def _drop_partitions(self, name: str, topic_id: str) -> None:
-        """Drop the partitions of a topic. Another thread may have opened a new topic with the same name."""
+        """Close and forget the open partitions of the topic with this id. Partitions of a new topic with the same name
+        stay open.
+        """
         for key in [key for key, log in self._partitions.copy().items() if key[0] == name and log.topic_id == topic_id]:
             self._partitions[key].abandon()
-            del self._partitions[key]  # last: after an interrupt, closing the store or the next call closes the rest
+            # Last: after an interrupt, the next call or closing the store closes the rest.
+            del self._partitions[key]
 
     def _close_partitions(self, name: str) -> None:
         for key in [key for key in self._partitions.copy() if key[0] == name]:

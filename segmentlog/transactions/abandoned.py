@@ -1,4 +1,6 @@
-"""Ends abandoned transactions: of dead processes, of clients past their time-out, and those that a crash cut short."""
+"""Ends abandoned transactions: of dead processes, of clients that exceeded the time-out, and of producers that a crash
+interrupted.
+"""
 
 from __future__ import annotations
 
@@ -47,15 +49,17 @@ class AbandonedTransactions:
         self._finishing = False
 
     def finish(self, now_ms: int | None = None) -> float:
-        """Finish decided transactions, and those of dead instances or past their time-out. Return the pause in seconds.
+        """Finish transactions that are decided, exceed their time-out, or belong to dead instances. Return the seconds
+        until the next call.
 
         ``now_ms`` is monotonic, so a jump of the wall clock ends no transaction; None: read the clock for each
-        transaction. After an error the others are still finished; `errors` has the errors. Names and partitions that
-        this process may not write are left to processes that may.
+        transaction. If a transaction cannot be finished, `errors` reports why, and the call continues with the other
+        transactions. It skips names and partitions that this process may not write: processes that may write them
+        finish their transactions.
         """
         if self._topics.read_only or self._finishing:
             return _IDLE_PAUSE_S
-        self._finishing = True  # to open a partition calls this method, too
+        self._finishing = True  # opening a partition calls this method again
         try:
             errors: dict[str, str] = {}
             undecided = self._undecided()
@@ -110,10 +114,11 @@ class AbandonedTransactions:
             if state is None or not state.is_open:
                 return
             if state.status == "Ongoing":
-                # The clock is read after the state. A client's transaction that began in between would else lie in the
-                # future, and be taken for one from before this boot.
+                # Read the clock after the state. Otherwise a transaction that a client began between the two reads
+                # would have a start time in the future, and count as a transaction from before this boot.
                 overdue = state.is_overdue(self._topics.clock.monotonic_ms() if now_ms is None else now_ms)
-                # The client may be connecting to another worker, and has no lease.
+                # A client of a server has no lease, and may be reconnecting to another worker: only the time-out ends
+                # its transaction.
                 if not overdue and (state.is_server_name or self._names.is_alive(name, state)):
                     return
                 why = "it exceeded its time-out" if overdue else "its process has died"
@@ -121,9 +126,11 @@ class AbandonedTransactions:
             self._completer.decide(name, state, fd, fence=True)
 
     def _finish_orphan(self, log: Partition, seen: ProducerEntry, states: dict[str, TransactionState]) -> None:
-        """End an open transaction that is open in no state: a power cut has lost the marker, or the state.
+        """End a transaction that is open in a partition, but in no state of a name: a power cut has lost the marker, or
+        the state.
 
-        ``states`` was read after the transaction was found, as its owner writes the state before the records.
+        The caller must read ``states`` after it has found the transaction: the owner writes the state before the
+        records.
         """
         name = next((name for name, state in states.items() if state.producer_id == seen.producer_id), None)
         with contextlib.ExitStack() as stack:
@@ -139,7 +146,7 @@ class AbandonedTransactions:
             self._completer.restore_lost_marker(log, state or TransactionState(seen.producer_id, entry.epoch))
 
     def finish_orphan(self, log: Partition, producer_id: int) -> None:
-        """End the open transaction of a producer in a partition, if it is open in no state."""
+        """End the open transaction of a producer in a partition, if no state of a name has it open."""
         entry = log.producer(producer_id)
         if entry is not None and entry.transaction_offset >= 0:
             self._finish_orphan(log, entry, self._log.states())

@@ -15,8 +15,8 @@ The tag binds an id to a principal. A client that reads another client's id in a
 a tag fits a second principal is one in a million for each pair, and repeated attempts do not raise it.
 
 *Rejected:* a list of assigned ids, as it takes an fsync for each producer, and grows with every client that connects.
-*Rejected:* 61 random bits beside a longer tag, as an id has 63 bits in all. ProducerIdAndEpoch that are counted do not
-collide within a process; two processes collide only partition their counts overlap (10,000 ids each: once in 10^8).
+*Rejected:* 61 random bits beside a longer tag, as an id has 63 bits in all. Numbers that a process counts up never
+collide within that process. Two processes collide only where their ranges overlap (10,000 ids each: once in 10^8).
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class AssignedIds:
         fork_safety.on_fork(self, "_discard_parent_state")
 
     def _discard_parent_state(self) -> None:
-        """Continue in a forked child, with another start number than the parent's."""
+        """Choose a new start number in a forked child, so that parent and child assign different ids."""
         self._numbers: Iterator[int] = itertools.count(secrets.randbelow(1 << _NUMBER_BITS))
         self._cached: dict[tuple[int, str], bool] = {}
 

@@ -52,8 +52,10 @@ class NameLocks:
     def create_lease(
         self, name: str, state: TransactionState, fence_fd: int, write_down: Callable[[], None]
     ) -> ProducerLease:
-        """Create the lease and the fence of an instance; ``write_down`` must save ``state`` durably. Under the name's
-        lock."""
+        """Create the lease and the fence of an instance. The caller holds the name's lock.
+
+        ``write_down`` must save ``state`` durably; it is called once the fence is written.
+        """
         files: list[int] = []
         path = self._lease_path(name, state)
         try:
@@ -69,7 +71,7 @@ class NameLocks:
             raise
 
     def has_file(self, path: object) -> bool:
-        """Return whether ``path`` is the folder of all names, or in it."""
+        """Return whether ``path`` is the folder that contains all names, or a path below it."""
         return isinstance(path, str) and f"{path}/".startswith(f"{self._folder}/")
 
     def _folder_of(self, name: str) -> str:
@@ -83,18 +85,19 @@ class NameLocks:
         path = self._lease_path(name, state)
         try:
             with opened_lockable(self._fs, path, os.O_RDONLY) as fd:  # works in another user's read-only store, too
-                # Shared, so that two processes that check at the same time do not take each other for the instance.
+                # Use a shared lock: with an exclusive lock, each of two processes that check at the same time would
+                # mistake the other for the instance.
                 self._fs.flock(fd, SHARED | NON_BLOCKING)
         except FileNotFoundError:
             return False
         except (PermissionError, BlockingIOError):
-            return True  # locked; or not readable: a live instance must not be aborted
+            return True  # locked, or not readable: the instance may live, and must not be aborted
         if not self._read_only:
             with failures_ignored():
                 self._fs.unlink(path)
         return False
 
     def remove(self, name: str) -> None:
-        """Remove the folder of an unused name. Under the name's lock."""
+        """Remove the folder of an unused name. The caller holds the name's lock."""
         with failures_ignored():
             self._fs.remove_tree(self._folder_of(name))

@@ -36,8 +36,9 @@ class TransactionCompleter:
     def decide(self, name: str, state: TransactionState, fence_fd: int, *, fence: bool) -> TransactionState:
         """Finish a decided transaction; abort an undecided one. The caller holds the name's lock.
 
-        ``fence``: fence the instance that has the transaction open. A commit of which the worker was killed is then
-        rejected with `ProducerFenced`, so the instance cannot take the abort for the answer to its commit.
+        ``fence``: fence the instance that has the transaction open. If its worker was killed during a commit, the
+        instance's repeated commit then raises `ProducerFenced`. Otherwise the instance could mistake this abort for the
+        answer to its commit.
         """
         if state.status == "Ongoing":
             if fence:
@@ -46,7 +47,7 @@ class TransactionCompleter:
             state = replace(state, status="PrepareAbort", updated_ms=self._topics.clock.now_ms())
             self._log.write(name, state)
         elif state.status == "PrepareCommit":
-            self._log.sync()  # its writer may have died before the sync, and no reader may see it earlier
+            self._log.sync()  # the writer may have died before its sync, and no reader may see the commit before that
         return self.complete(name, state)
 
     def complete(self, name: str, state: TransactionState) -> TransactionState:
@@ -89,7 +90,8 @@ class TransactionCompleter:
     def complete_if_possible(self, name: str, state: TransactionState) -> TransactionState:
         """Complete a transaction right after its decision, and log errors instead of raising them.
 
-        The decision is valid, while an error would tell the caller that it is not. Remaining steps are retried later.
+        The decision is valid even if a later step fails. If this call raised, the caller would conclude that the
+        decision is not valid. The remaining steps are retried later.
         """
         try:
             return self.complete(name, state)
@@ -104,8 +106,11 @@ class TransactionCompleter:
             return state
 
     def _write_marker(self, log: Partition, state: TransactionState) -> UnconfirmedMarker | None:
-        """Write the marker if the transaction is open in the partition. Return a commit's marker, which may not be on
-        disk."""
+        """Write the marker if the transaction is open in the partition.
+
+        Return the marker of a commit; the caller must assume that it is not on disk yet. Return None for an abort, and
+        without a marker.
+        """
         is_commit = self._outcome(log, state)
         epoch = log.epoch  # read before the marker is written: if it changes afterwards, the marker may be lost
         offset = None if is_commit is None else log.end_transaction(state.producer_id, state.epoch, committed=is_commit)
@@ -126,7 +131,7 @@ class TransactionCompleter:
     def find_unconfirmed(
         self, producer_id: int, unconfirmed_markers: Iterable[UnconfirmedMarker]
     ) -> tuple[UnconfirmedMarker, ...]:
-        """Return the markers that are not known to be on disk, or were lost in a crash."""
+        """Return the markers that may not be on disk: not synced yet, or lost in a crash."""
         left = []
         for marker in unconfirmed_markers:
             partition = PartitionId(marker.topic_id, marker.partition)
@@ -136,7 +141,7 @@ class TransactionCompleter:
                 )
             except UnknownTopic:
                 continue
-            except StoreVersionError:  # a topic cannot be read now, maybe this one
+            except StoreVersionError:  # a topic cannot be read now; it may be the marker's topic
                 is_confirmed = False
             if not is_confirmed:
                 left.append(marker)
@@ -165,7 +170,7 @@ class TransactionCompleter:
             "%s: the transaction of producer %d is %s: a crash had lost its marker", name, state.producer_id, outcome
         )
         offset = log.end_transaction(state.producer_id, max(state.epoch, entry.epoch), committed=is_commit)
-        if is_commit and offset is not None:  # no state replaces this marker
+        if is_commit and offset is not None:  # after this call no state would replace a lost marker, so sync it now
             log.sync_upto(offset + 1, offset)
 
 

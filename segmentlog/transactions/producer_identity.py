@@ -87,7 +87,7 @@ class ProducerIdentity:
             self._draw_id()
 
     def _check_usable(self) -> None:
-        if self._is_closed:  # no fence would stop its appends
+        if self._is_closed:  # a closed producer without this check could append: no fence stops it
             raise StoreClosed(f"producer {self.label}")
         if self._is_foreign:
             raise StoreClosed.forked(f"producer {self.label}")
@@ -96,7 +96,7 @@ class ProducerIdentity:
 
     @interrupt_safe_context
     def sending(self, topic: str, partitions: Sequence[int]) -> Iterator[None]:
-        """Surround the appends of a chunk: all of them belong to the current transaction, or none does."""
+        """Append the parts of one chunk within the block: all of them belong to the current transaction, or none."""
         self._check_usable()
         with self._mutex:
             if self._transaction is not None:
@@ -115,8 +115,10 @@ class ProducerIdentity:
             transaction.logs.update(fresh)
 
     def append(self, log: Partition, columns: CheckedColumns, ack: Ack | None, create_ms: int | None) -> int:
-        """Append under the next sequence number; return the base offset. A retry after an interrupt uses the same
-        number."""
+        """Append under the next sequence number and return the base offset.
+
+        A retry after an interrupt uses the same sequence number.
+        """
         return self._append(log, len(columns.values), lambda stamp: log.append_columns(columns, ack, create_ms, stamp))
 
     def append_batches(self, log: Partition, batches: Sequence[EncodedBatch], ack: Ack | None) -> int:
@@ -132,7 +134,8 @@ class ProducerIdentity:
         try:
             return self._append(log, count, append)
         except BaseException:
-            # The next append is not a retry. With a sequence number that the log has already, it would be dropped.
+            # The next append is not a retry. If it used a sequence number that the log has already, the log would drop
+            # it as a duplicate.
             self._sequences.pop(log, None)
             raise
 
@@ -161,13 +164,14 @@ class ProducerIdentity:
                 transaction.ends[partition] = offset + count
         except BaseException as error:
             if isinstance(error, Exception) and not is_interrupt(error):
-                # Reported as failed, so it is not sent again, although it may be in the log: ask the log for its
-                # number.
+                # The caller gets an error and does not repeat the append, although the records may be in the log. So
+                # the next append asks the log for the last sequence number.
                 self._sequences.pop(log, None)
             else:
                 self._sequences[log] = sequence  # the append may have succeeded: a retry must use the same number
             raise
-        # Last, and without calls until the caller has stored the offset: a retry must have the same number.
+        # Advance the number last, with no call after it until the caller has stored the offset. If an interrupt came
+        # before that, the caller would retry, and a retry must use the same number.
         self._sequences[log] = (sequence + count) % SEQUENCE_END
         return offset
 
@@ -184,7 +188,7 @@ class ProducerIdentity:
             self._transaction.failure = error
 
     def note_resume(self, topic: str, partitions: int) -> int:
-        """Return the partition count to resume with: see `Producer.note_resume`."""
+        """Return the topic's partition count at the first call for this name: see `Producer.note_resume`."""
         if self._lease is None:
             return partitions
         return self._transactions.note_resume(self._lease, topic, partitions)
@@ -193,7 +197,7 @@ class ProducerIdentity:
 
     @property
     def has_transactions(self) -> bool:
-        """Return whether appends must be surrounded by `sending`, as the producer has or had transactions."""
+        """Return whether the caller must append within `sending`, because the producer has or had transactions."""
         return self._has_transactions
 
     @property
@@ -251,7 +255,7 @@ class ProducerIdentity:
             assert transaction is not None
             assert lease is not None
             try:
-                self.sync_data()  # again: another thread may have sent records since, which belong to it
+                self.sync_data()  # again: another thread may have added records to the transaction since
             except (SegmentlogError, OSError) as error:
                 if is_interrupt(error):
                     raise
@@ -260,7 +264,9 @@ class ProducerIdentity:
                 raise TransactionAborted(self.label, str(error)) from error
             self._transaction = None
             if transaction.logs or note is not None:
-                lease.is_unresolved = True  # until it returns: the next transaction must not include this one's records
+                lease.is_unresolved = (
+                    True  # until `commit` returns: the next transaction must not include these records
+                )
                 self._transactions.commit(lease, transaction.ends, note)
 
     def wait_shipped(self) -> None:
@@ -277,7 +283,7 @@ class ProducerIdentity:
                     self._transactions.abort(self._lease)
 
     def discard_transaction(self) -> None:
-        """Drop the transaction, about which another process has decided."""
+        """Drop the transaction, because another process has decided its outcome."""
         with self._mutex:
             self._transaction = None
 

@@ -28,10 +28,10 @@ class ProducerLease:
         self.state = state
         self.producer_id, self.epoch = state.producer_id, state.epoch
         self.is_unresolved = False
-        """Whether a decision was interrupted. The log then says what was decided."""
+        """Whether a decision was interrupted. The transaction log then shows what was decided."""
         self._fs = fs
         self._fence_fd = fence_fd
-        """Read before every append; locked for decisions, by one thread at a time."""
+        """Descriptor of the fence file: read before every append, and locked for decisions by one thread at a time."""
         self._lease_fd, self._lease_path = lease
         self._expected_fence = _FENCE.pack(self.producer_id, self.epoch)
         fork_safety.on_fork(self, "_discard_parent_state")

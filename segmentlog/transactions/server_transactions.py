@@ -8,12 +8,14 @@ its requests, as the whole state is in the log. Therefore:
 - An append checks the state under the partition's lock: the transaction must be open, under this id and epoch, with
   this partition. The decision is written before the markers, so no record can be appended after a marker.
 - A process that ends a transaction first saves that (`TransactionState.last_epoch`). From then on appends are refused,
-  so a sync covers all records. In Kafka's second transaction protocol the next epoch begins there (KIP-890), and no
-  late request can become part of the next transaction. In the first protocol the epoch stays the same, and it can.
+  so a sync covers all records. In Kafka's second transaction protocol the next epoch begins with this step (KIP-890),
+  and no late request can become part of the next transaction. In the first protocol the epoch stays the same, and a
+  late request can become part of the next transaction.
 
-A power cut may lose the record that a transaction is open, and in which partitions, as that is not synced. The epoch of
-the log then differs from that at the last decision about the name (`TransactionState.log_epoch`), and the transaction
-cannot be committed. The same holds for a partition whose epoch has changed since it became part of the transaction.
+The record that a transaction is open, and in which partitions, is not synced, so a power cut may lose it. The
+transaction log then has another epoch than at the last decision about the name (`TransactionState.log_epoch`), and the
+transaction cannot be committed. The same holds for a partition whose epoch has changed since it became part of the
+transaction.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ class ProducerIdAndEpoch(NamedTuple):
 
 
 class UnknownProducer(SegmentlogError):
-    """A client uses a name that does not exist, or another producer id than the name has."""
+    """A client uses an unknown name, or a producer id of another name."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -86,10 +88,10 @@ class ServerTransactions:
     # ------------------------------------------------------------ lease
 
     def register(self, name: str, timeout_ms: int, expected: ProducerIdAndEpoch | None = None) -> ProducerIdAndEpoch:
-        """Register an instance of a name; an open transaction of an older one is aborted. Durable when it returns.
+        """Register an instance of a name, and abort the open transaction of an older instance. Durable when it returns.
 
-        ``expected``: fail unless these are the current numbers (KIP-360); a repeated request gets the same answer.
-        Raises `ProducerFenced`, `ProducerNameInUse`, `ProducerBusy`, `InvalidConfig` for an invalid name.
+        ``expected``: fail unless this is the current producer id and epoch (KIP-360). A repeated request gets the same
+        answer. Raises `ProducerFenced`, `ProducerNameInUse`, `ProducerBusy`, `InvalidConfig` for an invalid name.
         """
         with self._names.locked(name) as fence_fd:
             state = self._log.find(name)
@@ -121,7 +123,9 @@ class ServerTransactions:
             return ProducerIdAndEpoch(state.producer_id, state.epoch)
 
     def _checked_state(self, name: str, numbers: ProducerIdAndEpoch) -> TransactionState:
-        """Return the state of the name. Raises `UnknownProducer` or `ProducerFenced` for other numbers."""
+        """Return the state of the name. Raises `UnknownProducer` for another producer id, `ProducerFenced` for another
+        epoch.
+        """
         state = self._log.find(name)
         if state is None or not state.is_server_name or state.producer_id != numbers.producer_id:
             raise UnknownProducer(name)
@@ -194,9 +198,9 @@ class ServerTransactions:
     ) -> ProducerIdAndEpoch:
         """Commit or abort the name's transaction. Durable when it returns. A repeated request gets the same answer.
 
-        ``bumps``: the epoch ends with the transaction (KIP-890), and the next numbers are returned. An abort without a
-        transaction is allowed then. Raises `TransactionAborted` if the transaction cannot be committed and was aborted;
-        `WrongState`, `UnknownProducer`, `ProducerFenced`.
+        With ``bumps`` the end of the transaction raises the epoch (KIP-890), and the call returns the new producer id
+        and epoch. The client may then also abort when no transaction is open. Raises `TransactionAborted` if the
+        transaction cannot be committed and was aborted; `WrongState`, `UnknownProducer`, `ProducerFenced`.
         """
         with self._names.locked(name) as fence_fd:
             state = self._log.find(name)
@@ -222,8 +226,8 @@ class ServerTransactions:
     def _is_lost(self, state: TransactionState, *, committed: bool, bumps: bool) -> bool:
         """Return whether a crash must have lost the record of the transaction that the client wants to end.
 
-        In the first protocol, a repeated commit cannot be distinguished from it if the last transaction was committed.
-        The client must not learn then that it was aborted. An abort is never such a repetition.
+        False for a commit in the first protocol after a committed transaction. The request may repeat that commit, and
+        the answer must then be the same.
         """
         is_told = committed and state.status == "CompleteCommit" and not bumps
         return state.log_epoch != self._log.epoch and not is_told
@@ -237,7 +241,8 @@ class ServerTransactions:
         return state
 
     def _check_outcome(self, name: str, state: TransactionState, *, committed: bool, is_known: bool) -> None:
-        """Raise unless the last transaction ended as requested; ``is_known``: the epoch identifies the transaction.
+        """Raise unless the last transaction ended as requested. ``is_known``: the request's epoch shows that it means
+        this transaction.
 
         A commit that failed, and whose worker was killed before it answered, raises `TransactionAborted` again.
         """
@@ -291,7 +296,7 @@ class ServerTransactions:
         return tuple(ends)
 
     def _end_empty_epoch(self, name: str, state: TransactionState) -> TransactionState:
-        """End an epoch under which nothing was written."""
+        """Raise the epoch for an abort without an open transaction: nothing was written under the epoch."""
         unconfirmed_markers = self._completer.find_unconfirmed(state.producer_id, state.unconfirmed_markers)
         state = replace(
             state,
@@ -310,7 +315,7 @@ class ServerTransactions:
         return self._renumber_if_due(name, state)
 
     def _renumber_if_due(self, name: str, state: TransactionState) -> TransactionState:
-        """Continue under a new producer id if the epochs are used up, unless the transaction is not complete."""
+        """Give the name a new producer id if its epochs are used up and its transaction is complete."""
         if state.epoch <= EPOCH_MAX or state.is_open:
             return state
         self._completer.confirm_markers(state)
@@ -324,14 +329,20 @@ def _renumbered(state: TransactionState) -> TransactionState:
 
 
 def _may_continue(state: TransactionState, expected: ProducerIdAndEpoch) -> bool:
-    """Return whether a client with these numbers may get the next ones, or has missed the answer with them."""
+    """Return whether a client with this producer id and epoch may get the next epoch.
+
+    True also for the epoch before the current one: the client asks again because it has not received the answer with
+    the current epoch.
+    """
     if expected.producer_id == state.producer_id and expected.epoch == state.epoch:
         return True
     return expected.producer_id in (state.producer_id, state.previous_id) and expected.epoch == state.last_epoch
 
 
 def _is_ending(state: TransactionState, numbers: ProducerIdAndEpoch) -> bool:
-    """Return whether the transaction under these numbers is decided or being decided, and has brought new numbers."""
+    """Return whether the transaction of this producer id and epoch is decided or being decided, and its end has raised
+    the epoch.
+    """
     return (
         state.is_server_name
         and state.status != "Empty"

@@ -64,9 +64,9 @@ class Transactions:
         return self._log.has_producer_id(producer_id)
 
     def may_have_producer_id(self, producer_id: int) -> bool:
-        """Return what `has_producer_id` returns, or True before the topic was opened.
+        """Return what `has_producer_id` returns, or True while the transaction log is not open.
 
-        For callers that hold the append lock of a partition.
+        Unlike `has_producer_id`, it may be called under the append lock of a partition.
         """
         # Opening the topic here would take the lock of all topics, whose holder may wait for the caller's lock.
         return not self._log.is_open or self._log.has_producer_id(producer_id)
@@ -125,8 +125,10 @@ class Transactions:
         self._log.compact_if_due()
 
     def note_resume(self, lease: ProducerLease, topic: str, partitions: int) -> int:
-        """Return the topic's partition count at the name's first ordered send; record the current count if this is
-        it."""
+        """Return the topic's partition count at the name's first ordered send.
+
+        The first call for a topic records ``partitions`` durably as this count.
+        """
         topic_id = self._topics.topic(topic).id
         with lease.deciding():
             state = lease.state
@@ -164,7 +166,7 @@ class Transactions:
         survives a power cut.
         """
         state = lease.state
-        if state.status != "Ongoing":  # it wrote to no partition, and must not keep those of the last transaction
+        if state.status != "Ongoing":  # it wrote to no partition: do not keep the partitions of the last transaction
             lease.state = state = replace(state, partitions=(), started_ms=self._clock.now_ms())
         self._end(lease, "PrepareCommit", tuple(ends.get(partition, 0) for partition in state.partitions), note)
 
@@ -188,7 +190,9 @@ class Transactions:
             lease.is_unresolved = lease.state.is_open
 
     def resolve_interrupted(self, lease: ProducerLease) -> None:
-        """Finish the transaction after an interrupted decision: look up the decision; without one, abort."""
+        """Finish the transaction after an interrupt during its decision: as decided if the decision was written, else
+        abort it.
+        """
         with lease.deciding() as fd:
             state = self.states().get(lease.name, lease.state)
             if state.is_open:
@@ -219,7 +223,8 @@ class Transactions:
             self._abandoned.finish_orphan(log, producer_id)
 
     def abort_by_name(self, name: str) -> bool:
-        """Abort the open transaction of a name, and fence its instance. Return whether there was an undecided one.
+        """Abort the open transaction of a name, and fence its instance. Return whether an undecided transaction was
+        open.
 
         A transaction that is decided already is finished according to the decision.
         """

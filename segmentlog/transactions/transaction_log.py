@@ -91,7 +91,7 @@ class TransactionState(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def data_epoch(self) -> int:
-        """Return the epoch under which the records of the transaction were written."""
+        """Return the producer epoch under which the records of the transaction were written."""
         return self.epoch if self.last_epoch < 0 else self.last_epoch
 
     @property
@@ -290,7 +290,8 @@ class TransactionLog:
             log.append([encode_state(state)], [encode_key(name)], ack=ack)
             return
         self.states()
-        # Both keys: otherwise a compaction that removes this record would make the other one count again.
+        # Write the record under both keys. Otherwise an older record under the other key would count again once a
+        # compaction has removed this record.
         versions = (_VERSION_BY_NAME, _VERSION) if name in self._old_records else (_VERSION,)
         log.append([None] * len(versions), [encode_key(name, version) for version in versions], ack=ack)
 

@@ -1,9 +1,9 @@
-"""Encode a large response to DescribeConfigs a few resources at a time.
+"""Encode a large response to DescribeConfigs in parts of a few resources each.
 
     throttle time (4 bytes) | number of results | result ... | tags (1 byte, in flexible versions)
 
 The encoder of a message creates a small object for each field and joins all of them at the end. For 10,000 topics with
-synonyms they take hundreds of MiB, for a response of 25 MB.
+synonyms, these objects take hundreds of MiB, although the response has 25 MB.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Write decoders: straight lines for one version of a message. Adjacent fields of fixed size are read by one call.
 
-An element of an array takes one byte of a request, and a hundred of memory. So all arrays of a request together may
-have `ELEMENTS_MAX` elements. An array of a response has Kafka's limit (`ARRAY_MAX`), and so have the tagged fields of
-each struct (`TAGS_MAX`). A decoder checks a count before it allocates; lists grow with their elements.
+An element of an array may take one byte of a request, and a hundred bytes of memory. So all arrays of a request
+together may have `ELEMENTS_MAX` elements. An array of a response has Kafka's limit (`ARRAY_MAX`), and so have the
+tagged fields of each struct (`TAGS_MAX`). A decoder checks a count before it allocates; lists grow with their elements.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ from segmentlog.server.codec.source_lines import SourceLines, one_of, struct_nam
 
 
 def write_decoder(message: MessageLayout, version: int) -> list[str]:
-    """Return the body of a function of ``data`` and ``at`` that returns the message."""
+    """Return the source lines of the body of a decoder.
+
+    The decoder has the arguments ``data`` and ``at``, and returns the message that begins at position ``at``.
+    """
     return _DecoderWriter(message, version).write(message.struct)
 
 
@@ -208,7 +211,8 @@ class _DecoderWriter(SourceLines):
         else:
             expression = self._field(replace(field, is_array=False, name=one_of(field.name)))
         if field.struct is not None and len(self.lines) == before and self._pending:
-            # Every field of the element is of fixed size: one pass in C, and no position to update.
+            # Every field of the element has a fixed size: read all elements in one pass in C, without updating the
+            # position for each.
             pending, self._pending = self._pending, []
             self.depth -= 1
             variables = ", ".join(variable for _, variable in pending)

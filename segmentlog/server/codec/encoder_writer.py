@@ -9,7 +9,10 @@ from segmentlog.server.codec.source_lines import SourceLines, one_of, struct_nam
 
 
 def write_encoder(message: MessageLayout, version: int) -> tuple[list[str], list[str]]:
-    """Return the body of a function of ``message`` that returns buffers, and the functions that it calls."""
+    """Return the source lines of the body of an encoder, and of the functions that it calls.
+
+    The encoder has the argument ``message``, and returns buffers.
+    """
     writer = _EncoderWriter(message, version)
     return writer.write(), writer.helpers
 
@@ -152,7 +155,7 @@ class _EncoderWriter(SourceLines):
             self._flush()
 
     def _size(self, expression: str, is_null: str | None, wide: str, wish: str) -> None:
-        """Write a size or a count. An uvarint ends the fields that one call packs; a fixed size is one of them."""
+        """Write a size or a count, and pack it together with the pending fields."""
         if self._flexible:
             size = self.name(wish)
             self.emit(f"{size} = {f'0 if {is_null} else ' if is_null else ''}{expression} + 1")

@@ -1,4 +1,4 @@
-"""Size and header before a message on a connection.
+"""The size and the header that precede each message on a connection.
 
 size             i32   size of the rest in bytes
 -- request

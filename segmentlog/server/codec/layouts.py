@@ -48,11 +48,11 @@ class FieldLayout:
 
     @property
     def stands_for_default(self) -> bool:
-        """Whether None stands for a struct of defaults, which keeps an absent tagged struct free of cost."""
+        """Whether None stands for a struct of defaults. So no object is created for an absent tagged struct."""
         return self.is_struct and bool(self.tagged)
 
     def differs(self, expression: str) -> str:
-        """Return source text: ``expression`` is not the default."""
+        """Return the source text of a test that ``expression`` is not the default."""
         match self.default:
             case "None":
                 return f"{expression} is not None"
@@ -63,7 +63,7 @@ class FieldLayout:
         return f"{expression} != {self.default}"
 
     def is_default(self, expression: str) -> str:
-        """Return source text: ``expression`` is the default."""
+        """Return the source text of a test that ``expression`` is the default."""
         differs = self.differs(expression)
         if differs == expression:
             return f"not {expression}"

@@ -93,7 +93,7 @@ def unknown_version(name: str, version: int) -> UnsupportedVersion:
 
 
 def wrong_count(field: str, count: int) -> MalformedMessage:
-    """Return the error for an array that must not be null, or that has more elements than the message has room for."""
+    """Return the error for an array that must not be null, or whose elements would not fit into the message."""
     return MalformedMessage(f"{field} has an invalid count of {count} elements")
 
 
@@ -157,7 +157,7 @@ def uvarint(value: int) -> bytes:
 
 
 def long_bytes(data: memoryview, at: int, size: int) -> tuple[bytes, int]:
-    """Read bytes whose size `TAKE` does not have: long ones; null is an error. Return (bytes, position after them)."""
+    """Read bytes that are too long for `TAKE`; null is an error. Return (bytes, position after them)."""
     if size < 0:
         raise MalformedMessage("a field that must not be null is null")
     return bytes(data[at : at + size]), at + size
@@ -191,7 +191,9 @@ def long_compact_nullable_bytes(data: memoryview, at: int, first: int) -> tuple[
 
 
 def long_compact_string(data: memoryview, at: int, first: int) -> tuple[str, int]:
-    """Read a compact string. Its limit is that of older versions, in which it may be sent to another client."""
+    """Read a compact string. It has the length limit of older versions: the server may send it to a client of an older
+    version.
+    """
     value, at = long_compact_bytes(data, at, first)
     if len(value) > STRING_MAX_BYTES:
         raise MalformedMessage(f"a string has {len(value)} bytes; at most {STRING_MAX_BYTES} are allowed")

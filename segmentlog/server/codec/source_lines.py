@@ -45,7 +45,7 @@ class SourceLines:
         self.depth -= 1
 
     def name(self, wish: str) -> str:
-        """Return ``wish``, with a number if the function already uses that name."""
+        """Return ``wish`` as a new local name, followed by a number if the function already uses ``wish``."""
         made, number = wish, 1
         while made in self._taken:
             number += 1
@@ -55,7 +55,7 @@ class SourceLines:
 
 
 def one_of(name: str) -> str:
-    """Return the name of an element of the array ``name``."""
+    """Return a name for a variable that contains one element of the array ``name``."""
     if re.search(r"(ies)$", name):
         return name[:-3] + "y"
     if name.endswith("s") and not name.endswith(("ss", "us")):

@@ -1,4 +1,4 @@
-"""A group in memory with its lock, and the threads that wait for its answers."""
+"""A group in memory, its lock, and the threads that wait for answers of the group."""
 
 from __future__ import annotations
 

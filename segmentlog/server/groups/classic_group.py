@@ -113,7 +113,7 @@ class ClassicGroup(ClassicMembers):
         self._prepare_rebalance(now_ms)
 
     def _replace_static_member(self, token: object, request: JoinRequest, now_ms: int) -> None:
-        """Give the place of a static member to its new process, which has another member id."""
+        """Replace a static member by its new process, which has another member id and keeps the assignment."""
         assert request.instance_id is not None
         old = self.members[self._static[request.instance_id]]
         self._fail_waiting(old, ErrorCode.FENCED_INSTANCE_ID)
@@ -147,7 +147,8 @@ class ClassicGroup(ClassicMembers):
             skips = leads and request.supports_skipping_assignment
             answer = self._join_answer(member, with_members=skips, skip_assignment=skips)
             if leads and not skips:
-                # An older client that leads would assign. It does not if the answer names its former id as leader.
+                # An older client that sees itself as leader would compute an assignment. It does not if the answer
+                # names its former id as the leader.
                 answer = self._join_answer(member, with_members=False, leader=old.id)
             self.answers.append((token, answer))
             return
@@ -332,7 +333,7 @@ class ClassicGroup(ClassicMembers):
             else:
                 error = self._member_error(known, instance_id)
                 if error is ErrorCode.NONE:
-                    # Save it: after a restart the coordinator would wait for the member.
+                    # Save the group: otherwise a coordinator that restarts would wait for the removed member.
                     self.is_changed |= not self.members[known].is_new
                     self._remove(self.members[known])
             results.append((known or member_id, error))
@@ -356,7 +357,9 @@ class ClassicGroup(ClassicMembers):
         self._rebalance_if_reduced(now_ms)
 
     def _rebalance_if_reduced(self, now_ms: int) -> None:
-        """Continue after members may have been removed, or the group may wait for fewer members."""
+        """Start a rebalance if members were removed; during a rebalance, complete the join phase if no other member is
+        awaited.
+        """
         has_lost_members, self._has_lost_members = self._has_lost_members, False
         if self.state is GroupState.PREPARING:
             self._complete_join_if_ready(now_ms)
@@ -376,7 +379,7 @@ class ClassicGroup(ClassicMembers):
         return min(deadlines, default=None)
 
     def extend_deadlines(self, by_ms: int) -> None:
-        """Extend all deadlines by a time in which no heartbeat could be handled."""
+        """Extend all deadlines by a period in which the server could not handle heartbeats."""
         for member in self.members.values():
             member.deadline_ms += by_ms
         self._pending_ids = {promised: until_ms + by_ms for promised, until_ms in self._pending_ids.items()}

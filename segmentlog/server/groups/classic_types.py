@@ -32,7 +32,7 @@ class GroupState(StrEnum):
     RECONCILING = "Reconciling"
     """A group of the consumer protocol moves partitions from one member to another."""
     DEAD = "Dead"
-    """The group was deleted, or another process is_coordinator_of it."""
+    """The group was deleted, or another process coordinates it."""
 
 
 class GroupSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,7 +76,7 @@ class GroupSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def allow_all(name: str) -> bool:
-    """Return True: the check of a client whose access is not restricted."""
+    """Return True: the access check for clients without restrictions."""
     return True
 
 

@@ -116,8 +116,8 @@ class ConsumerGroup(HeartbeatHandler):
         member = self.members.get(request.member_id)
         if member is not None:
             return ErrorCode.NONE if member.classic is not None else ErrorCode.UNKNOWN_MEMBER_ID
-        # The id may have been assigned a moment ago, or by the group before it changed its protocol. A client that
-        # reports partitions has expired, however, and other members may read these partitions now.
+        # The server may have assigned the id a moment ago, or before the group changed its protocol. But if the client
+        # reports partitions, it was a member and has expired, and other members may read these partitions now.
         return ErrorCode.UNKNOWN_MEMBER_ID if request.member_id and has_partitions else ErrorCode.NONE
 
     # ------------------------------------------------------------ assignment
@@ -134,7 +134,9 @@ class ConsumerGroup(HeartbeatHandler):
         protocol_type: str | None = None,
         protocol: str | None = None,
     ) -> None:
-        """Handle a SyncGroup request. Assignments of a client that believes to be leader are ignored."""
+        """Handle a SyncGroup request. If a client sends assignments because it believes that it is the leader, ignore
+        them.
+        """
         error = self._request_error(member_id, instance_id, generation)
         if error is not ErrorCode.NONE:
             self.answers.append((token, SyncAnswer(error=error)))
@@ -216,7 +218,9 @@ class ConsumerGroup(HeartbeatHandler):
         return error
 
     def may_fetch(self, member_id: str | None, epoch: int) -> ErrorCode:
-        """Return NONE if this member, or a client outside of the group, may fetch committed offsets, else the error."""
+        """Return NONE if this client may fetch committed offsets, else the error. It may be a member, or outside the
+        group.
+        """
         if not member_id and epoch < 0:
             return ErrorCode.NONE
         member = self.members.get(member_id or "")
@@ -252,7 +256,7 @@ class ConsumerGroup(HeartbeatHandler):
         return self._earliest_due_ms if self.members else None
 
     def extend_deadlines(self, by_ms: int) -> None:
-        """Extend all deadlines by a time in which no heartbeat could be handled."""
+        """Extend all deadlines by a period in which the server could not handle heartbeats."""
         for member in self.all():
             member.extend_deadlines(by_ms)
         self._earliest_due_ms = min((member.due_ms for member in self.all()), default=None)

@@ -162,7 +162,7 @@ class HeartbeatHandler(ConsumerMembers):
     # ------------------------------------------------------------ subscriptions
 
     def _update_member(self, member: ConsumerMember, request: HeartbeatFields, matched: tuple[str, ...]) -> bool:
-        """Store what the member reports. Return whether it can change the assignment."""
+        """Store what the member reports. Return whether the report can change the target assignment."""
         before = (member.topics, member.regex, member.matched, member.assignor, member.rack_id)
         said = (member.client_id, member.client_host, member.rebalance_timeout_ms)
         is_joining = request.epoch == JOIN_EPOCH
@@ -193,8 +193,8 @@ class HeartbeatHandler(ConsumerMembers):
             )
         member = self.members[request.member_id]
         if request.epoch == STATIC_LEAVE_EPOCH and member.instance_id is not None:
-            # The member will join again, maybe under another id, and then keeps its partitions. It has released the
-            # partitions that it was to revoke.
+            # The static member will join again, maybe under another id, and will then keep its partitions. It has
+            # released the partitions that it had to revoke.
             self._set_holding(
                 member,
                 Holding(epoch=STATIC_LEAVE_EPOCH, previous_epoch=STATIC_LEAVE_EPOCH, assigned=member.holding.assigned),

@@ -222,7 +222,7 @@ class ConsumerMembers:
             for member in self.all()
         }
         previous = {member.id: [TopicPartition(*partition) for partition in member.target] for member in self.all()}
-        # The strategies accept any string as topic name, so the topic id serves as name.
+        # Pass topic ids to the assignment strategies, which accept any string as a topic name.
         found = assign(ASSIGNORS[self.assignor], members, counts, previous)
         for member in self.all():
             target = frozenset(PartitionId(*partition) for partition in found[member.id])
@@ -293,7 +293,9 @@ class ConsumerMembers:
         self.is_changed = False
 
     def raise_generation(self, generation: int) -> None:
-        """Continue from an epoch or generation that the group had elsewhere, if it is higher."""
+        """Raise the group's epoch to this number, which the group had under another coordinator or protocol. Never
+        lower it.
+        """
         self.generation = max(self.generation, generation)
 
     def end(self) -> None:

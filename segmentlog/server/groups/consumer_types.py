@@ -115,7 +115,7 @@ class ConsumerMember(msgspec.Struct):
 
     @property
     def due_ms(self) -> int:
-        """Return when the member expires, unless it does what it must before."""
+        """Return when the member expires, unless it sends the awaited request first."""
         times = [self.deadline_ms]
         if self.revoked_by_ms is not None:
             times.append(self.revoked_by_ms)

@@ -46,7 +46,7 @@ class GroupCoordinator(GroupManager):
     """The groups of one worker. Thread-safe. Every method with a group name may raise `GroupUnavailable`.
 
     ``worker`` is the number of the worker, which stays the same after a restart. ``is_coordinator_of`` returns whether
-    the worker is_coordinator_of a group.
+    the worker coordinates a group.
     """
 
     # ------------------------------------------------------------ requests of clients
@@ -169,7 +169,7 @@ class GroupCoordinator(GroupManager):
         with self._locked(group) as cached:
             error = cached.machine.heartbeat(member_id, generation, self._now_ms(), instance_id=instance_id)
             if isinstance(cached.machine, ConsumerGroup):
-                self._schedule(cached)  # a member that is asked to join again has a deadline
+                self._schedule(cached)  # a member that must join again has a deadline, which the timer must handle
         return error
 
     def leave(self, group: str, leavers: Sequence[tuple[str, str | None]]) -> list[tuple[str, ErrorCode]]:

@@ -42,7 +42,7 @@ class ClassicGroupDescription(msgspec.Struct, frozen=True):
 
 
 class ConsumerDescription(msgspec.Struct, frozen=True):
-    """A member of a group of the consumer protocol. Partition numbers by topic id."""
+    """A member of a group of the consumer protocol. Its partitions are lists of numbers by topic id."""
 
     id: str
     instance_id: str | None

@@ -92,7 +92,7 @@ class GroupManager:
                     if self._is_closed or group in self._entries:
                         continue
                     cached = self._entries[group] = CachedGroup(group, ClassicGroup(self.settings, topics_of))
-                    cached.lock.acquire()  # at once: no other thread knows of it yet
+                    cached.lock.acquire()  # does not wait: no other thread can have this group yet
                 try:
                     self._load(cached)
                     yield cached
@@ -164,15 +164,16 @@ class GroupManager:
             except (SegmentlogError, OSError) as error:
                 self._drop_failed(cached, error)
                 raise GroupUnavailable(ErrorCode.COORDINATOR_NOT_AVAILABLE) from error
-            # Members get a whole session from now on: `_expire` may wait for the lock before heartbeats that arrived
-            # during the save. A disk that is slower than a session would expire all members otherwise.
+            # Extend all deadlines, so that each member has a whole session from now on. Heartbeats that arrived during
+            # the save still wait for the lock, and `_expire` may get the lock first. Without this, a save that takes
+            # longer than a session would expire all members.
             if took_ms := self._now_ms() - began_ms:
                 machine.extend_deadlines(took_ms)
             machine.is_changed = False
             cached.is_claimed = is_claimed
             self._log_generation(cached)
         for member in machine.expired_ids:
-            logger.info("group %s: member %s was not heard of any more", cached.name, member)
+            logger.info("group %s: member %s has expired: it did not respond within its time-out", cached.name, member)
         machine.expired_ids.clear()
         self._deliver_answers(machine)
         self._schedule(cached)
@@ -207,7 +208,9 @@ class GroupManager:
 
     @contextlib.contextmanager
     def _dropping_on_error(self, cached: CachedGroup) -> Iterator[None]:
-        """Drop the group if the block fails to read the topics: its state may be changed by half."""
+        """Drop the group if the block cannot read the topics: the block may have changed only a part of the group's
+        state.
+        """
         try:
             yield
         except (SegmentlogError, OSError) as error:
@@ -247,8 +250,8 @@ class GroupManager:
     def start_sessions(self) -> None:
         """Start the sessions of all members of this worker's groups, without waiting for a request.
 
-        After a change of the number of workers, a group may belong to another worker than before. This worker then
-        renews the lock of a group whose members may be gone, so it must expire them itself.
+        After a change of the number of workers, a group may belong to another worker than before. By loading such a
+        group, this worker keeps it held for clients, although its members may be dead. So it must also expire them.
         """
         try:
             self._start()
@@ -285,7 +288,7 @@ class GroupManager:
         next_ms = self._timers.first_ms()
         if next_ms is None:
             return None
-        # Due times of groups that were dropped cause some wake-ups without work.
+        # A due time of a dropped group only wakes the thread without work.
         now_ms = self._now_ms()
         if not 0 <= now_ms - self._heartbeat_ms < HEARTBEAT_FILE_MS:
             self._heartbeat_ms = now_ms

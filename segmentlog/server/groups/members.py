@@ -180,7 +180,9 @@ class ClassicMembers:
         )  # fmt: skip
 
     def raise_generation(self, generation: int) -> None:
-        """Continue from a generation that the group had under another coordinator or protocol, if it is higher."""
+        """Raise the group's generation to this number, which the group had under another coordinator or protocol. Never
+        lower it.
+        """
         self.generation = max(self.generation, generation)
 
     def end(self, error: ErrorCode = ErrorCode.COORDINATOR_NOT_AVAILABLE) -> None:

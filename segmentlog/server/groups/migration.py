@@ -49,7 +49,7 @@ def _subscription(member: ClassicMember, group: ClassicGroup) -> ConsumerProtoco
 def upgrade_group(group: ClassicGroup, settings: GroupSettings, catalog: TopicCatalog, now_ms: int) -> ConsumerGroup:
     """Return the group as a group of the consumer protocol; ``group`` is not changed.
 
-    Each member keeps its assigned partitions. Partitions that it reports as owned, but is not assigned, it must revoke.
+    Each member keeps its assigned partitions. It must revoke partitions that it reports as owned but is not assigned.
     While no assignment exists, a member keeps the partitions that it reports.
     """
     members = _members_with_generation(group)

@@ -31,7 +31,7 @@ def topics_of(protocol_type: str, metadata: bytes) -> tuple[str, ...]:
         return ()
     try:
         return tuple(consumer_protocol.decode_subscription(memoryview(metadata))[1].topics)
-    except Exception:  # clients may send any bytes
+    except Exception:  # a client may send any bytes as metadata
         return ()
 
 
@@ -39,7 +39,7 @@ def subscription_of(metadata: bytes) -> ConsumerProtocolSubscription | None:
     """Return the subscription of a member of protocol type ``consumer``; None if it cannot be decoded."""
     try:
         return consumer_protocol.decode_subscription(memoryview(metadata))[1]
-    except Exception:  # as above
+    except Exception:  # a client may send any bytes
         return None
 
 
@@ -49,7 +49,7 @@ def partitions_of(protocol_type: str, assignment: bytes) -> dict[str, list[int]]
         return {}
     try:
         decoded = consumer_protocol.decode_assignment(memoryview(assignment))[1]
-    except Exception:  # as above
+    except Exception:  # a client may send any bytes
         return {}
     return {part.topic: list(part.partitions) for part in decoded.assigned_partitions}
 
@@ -66,7 +66,7 @@ def visible_subscription(
         return metadata
     try:
         version, subscription = consumer_protocol.decode_subscription(memoryview(metadata))
-    except Exception:  # as above
+    except Exception:  # a client may send any bytes
         return metadata if sees_cluster else b""
     topics = list(filter(may_see, subscription.topics))
     owned = [part for part in subscription.owned_partitions if may_see(part.topic)]
@@ -84,7 +84,7 @@ def visible_assignment(
         return assignment
     try:
         version, subscription = consumer_protocol.decode_assignment(memoryview(assignment))
-    except Exception:  # as above
+    except Exception:  # a client may send any bytes
         return assignment if sees_cluster else b""
     partitions = [part for part in subscription.assigned_partitions if may_see(part.topic)]
     if sees_cluster and len(partitions) == len(subscription.assigned_partitions):

@@ -11,7 +11,7 @@ logger = logging.getLogger("segmentlog")
 
 
 class TimerThread:
-    """Names with due times, and the thread that handles them. Thread-safe.
+    """Names of groups with due times, and the thread that calls ``run_due`` for them. Thread-safe.
 
     The thread calls ``run_due`` when the first name is due, or somewhat later. ``run_due`` returns the number of
     seconds after which it must be called again at the latest, or None: not before a new name is added.

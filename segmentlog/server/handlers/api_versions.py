@@ -41,9 +41,9 @@ def api_versions(call: RequestContext, request: ApiVersionsRequest) -> ApiVersio
     """Return the supported APIs with their versions.
 
     A client may name the node and the cluster that it means to connect to (KIP-1242). Any other node returns
-    REBOOTSTRAP_REQUIRED, and the client asks its bootstrap servers for the node's address. Without this response the
-    client would read and write another store. A machine whose store was taken over returns it, too, because its cluster
-    id is the new owner's.
+    REBOOTSTRAP_REQUIRED, and the client asks its bootstrap servers for the node's address. Without this error the
+    client would read and write another store. A machine whose store was taken over also returns it, because the cluster
+    id now belongs to the new owner.
     """
     if (request.cluster_id is None) != (request.node_id == _NO_NODE):
         return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
@@ -62,7 +62,9 @@ def api_versions(call: RequestContext, request: ApiVersionsRequest) -> ApiVersio
 
 
 def unsupported_version(call: RequestContext) -> ApiVersionsResponse:
-    """Return the supported versions to a client that used a newer version of this request; it then repeats it."""
+    """Return the supported versions to a client that used a newer version of this request. The client then repeats it
+    in one of these.
+    """
     api = APIS[API_VERSIONS]
     return ApiVersionsResponse(
         error_code=ErrorCode.UNSUPPORTED_VERSION,

@@ -34,7 +34,7 @@ _LEAVE_MANY: Final = 3
 
 
 def find_coordinator(call: RequestContext, request: FindCoordinatorRequest) -> FindCoordinatorResponse:
-    """Return the worker that coordinates a group or a transactional id, or from version 4 on of several."""
+    """Return the worker that coordinates a group or a transactional id; from version 4 on, one for each of several."""
     if call.version >= _FIND_MANY:
         found = [_find(call, key, request.key_type) for key in call.distinct(request.coordinator_keys)]
         return FindCoordinatorResponse(coordinators=found)

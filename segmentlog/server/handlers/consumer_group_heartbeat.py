@@ -41,7 +41,9 @@ _CLASSIC, _CONSUMER = 0, 1
 def consumer_group_heartbeat(
     call: RequestContext, request: ConsumerGroupHeartbeatRequest
 ) -> ConsumerGroupHeartbeatResponse:
-    """Join a group, renew a member's session, exchange its owned and assigned partitions, or leave."""
+    """Handle a heartbeat: a member joins, renews its session, reports its partitions and gets its assignment, or
+    leaves.
+    """
     error = refusal(call, request.group_id, Operation.READ)
     if error is not ErrorCode.NONE:
         return ConsumerGroupHeartbeatResponse(error_code=error)

@@ -73,8 +73,8 @@ def _trim(call: RequestContext, name: str, requested: DeleteRecordsPartition) ->
 
 
 def describe_log_dirs(call: RequestContext, request: DescribeLogDirsRequest) -> DescribeLogDirsResponse:
-    """Return the sizes of partitions in the store's folder. Each worker reports those that it leads, so that sums are
-    right.
+    """Return the sizes of partitions in the store's folder. Each worker reports only partitions that it leads, so that
+    a sum over the workers counts each once.
 
     Kafka shows all topics to clients that may describe the cluster. This server shows only topics that the client may
     describe, too.

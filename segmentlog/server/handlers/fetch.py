@@ -57,7 +57,7 @@ def fetch(call: RequestContext, request: FetchRequest) -> FetchResponse | Deferr
 
 
 def _session_of(call: RequestContext, request: FetchRequest) -> tuple[FetchSession | None, ErrorCode | None]:
-    """Return (the session that the request belongs to or creates, the error if it cannot have it)."""
+    """Return (the session that the request uses or creates, the error if the request cannot use it)."""
     sessions = call.broker.fetch_sessions
     if request.session_epoch in (FIRST_EPOCH, FINAL_EPOCH):
         if request.session_id != NO_SESSION:
@@ -96,7 +96,7 @@ def _forgotten(request: FetchRequest) -> Iterator[Key]:
 
 
 class _Fetch:
-    """One fetch request until it is answered."""
+    """A fetch request that is not answered yet: its partitions, and the errors of those that cannot be read."""
 
     def __init__(
         self,
@@ -287,7 +287,7 @@ class _LongPoll:
         self._must_recheck = True
         while self._must_recheck and not self._is_done:
             if not self._mutex.acquire(blocking=False):
-                return  # the thread that is rechecking does it again
+                return  # the thread that is rechecking now will recheck once more
             try:
                 self._must_recheck = False
                 is_over = self._recheck()
@@ -303,7 +303,7 @@ class _LongPoll:
         """Read again. Return True exactly once, when the fetch must be answered. Not thread-safe."""
         if self._is_done:
             return False
-        for partition in self._fetch.partitions:  # before reading: a later append of another process wakes this one
+        for partition in self._fetch.partitions:  # before reading: a later append of another process must wake this one
             partition.handle.announce_waiting(2 * RECHECK_S)
         self._answers, is_enough = self._fetch.recheck(self._answers)
         call = self._call

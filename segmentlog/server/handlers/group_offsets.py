@@ -234,7 +234,8 @@ def _fetch(call: RequestContext, requested: OffsetFetchRequestGroup, *, is_stabl
         return response
     positions = call.broker.store.group_offsets
     try:
-        # Read pending offsets first: a transaction decided in between is then in the committed offsets.
+        # Read pending offsets before committed offsets. If a transaction is committed between the two reads, its
+        # offsets are then among the committed offsets.
         pending = positions.pending_by_topic_id(group) if is_stable else set()
         known = positions.by_topic_id(group)
     except (SegmentlogError, OSError) as problem:
@@ -322,7 +323,7 @@ def _after_lost_range(
         resumed = found.find_lost_range_end(number, committed.offset) if found.id == topic_id else None
     except (SegmentlogError, OSError):  # the fetch of the partition reports the error
         resumed = None
-    # With the epoch of the new offset: with the old epoch the client would take it for a truncation (KIP-320).
+    # Return the epoch of the new offset: with the old epoch the client would detect a truncation (KIP-320).
     return resumed or (committed.offset, committed.epoch)
 
 

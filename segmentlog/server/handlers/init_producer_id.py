@@ -32,7 +32,9 @@ TIMEOUT_MAX_MS: Final = 900_000
 
 
 def init_producer_id(call: RequestContext, request: InitProducerIdRequest) -> InitProducerIdResponse:
-    """Assign a producer id that only this principal can use, or the next epoch of an id that it has (KIP-360)."""
+    """Assign a new producer id that only this principal can use, or the next epoch of the client's producer id
+    (KIP-360).
+    """
     if request.transactional_id is not None:
         return _take_over(call, request.transactional_id, request)
     if not call.allows_cluster(Operation.IDEMPOTENT_WRITE) and not call.broker.authorizer.allows_any(

@@ -99,7 +99,7 @@ def _find_offset(
         answer.offset = max(partition.local_log_start_offset, bounds.log_start)
         answer.leader_epoch = epoch_at(partition, answer.offset)
     elif timestamp == _LATEST_TIERED:
-        answer.leader_epoch = -1  # stays, without an offset, if no segment is tiered
+        answer.leader_epoch = -1  # remains -1, without an offset, if no segment is tiered
         last = partition.tiered_offset - 1
         if last >= bounds.log_start:
             answer.offset, answer.leader_epoch = last, epoch_at(partition, last)
@@ -148,7 +148,7 @@ def _find_largest_timestamp(
             continue
         if int(likely.timestamps.max()) == likely.header.max_timestamp:
             batches: Iterable[RecordBatch] = (likely,)
-        else:  # the header covers the original batch, some of whose records were removed
+        else:  # the header's timestamp may belong to a record that was removed from the batch
             batches = _batches(slot, partition, begin, end)
         for batch in call.each(batches):
             at = int(batch.timestamps.argmax())

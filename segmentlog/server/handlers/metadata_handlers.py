@@ -51,7 +51,7 @@ def metadata(call: RequestContext, request: MetadataRequest) -> MetadataResponse
     if request.topics is None or (call.version == 0 and not request.topics):
         names = call.each(broker.store.topics())
         found = [view.describe(name) for name in names if call.may_see(Thing.TOPIC, name)]
-        # Leave out topics deleted since they were listed: the client did not request them by name.
+        # Leave out topics that were deleted after this request listed them: the client did not request them by name.
         response.topics = [topic for topic in found if topic.error_code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
     else:
         may_create = request.allow_auto_topic_creation and broker.settings.auto_create
@@ -103,7 +103,7 @@ class _View:
         """List of replicas for each leader; shared, because a response may contain very many partitions."""
 
     def key_of(self, requested: MetadataRequestTopic) -> str | bytes | None:
-        """Return the key of a requested topic: its name, or its id if no visible topic has it."""
+        """Return the key of a requested topic: its name, or the requested id if no visible topic has this id."""
         if requested.topic_id == ZERO_UUID:
             return requested.name
         named = self.call.topic_by_id(requested.topic_id)

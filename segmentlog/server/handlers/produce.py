@@ -108,7 +108,7 @@ def _refusal(call: RequestContext, request: ProduceRequest) -> ErrorCode | None:
 
 
 def _name_of(call: RequestContext, topic: TopicProduceData) -> tuple[str, str | None, ErrorCode | None]:
-    """Return (name of the topic, the id that it must have, the reason why the client cannot write to it)."""
+    """Return (name of the topic, id that the topic must have, error if the client may not write to it)."""
     name, topic_id = topic.name, None
     if call.version >= _IDS_FROM:
         found = call.topic_by_id(topic.topic_id)
@@ -140,7 +140,8 @@ def _append(
     except (SegmentlogError, OSError) as error:
         answer = _error(data.index, _code_of(call, error), call.explain_error(error))
         if isinstance(error, InvalidRecord | InvalidWireBatch):
-            # KIP-467: shows the client which records to leave out of a retry. Without room only the first one.
+            # KIP-467: list the invalid records, so that the client can leave them out of a retry. If the response has
+            # no room, list only the first.
             indices = error.indices if call.reserve_room(len(error.indices)) else error.indices[:1]
             answer.record_errors = [BatchIndexAndErrorMessage(index) for index in indices]
         return answer
@@ -148,7 +149,8 @@ def _append(
     answer = PartitionProduceResponse(
         data.index, 0, placed.base_offset, placed.log_append_time_ms, placed.log_start_offset
     )
-    # In a transaction, its end waits for the disk, or finds that a crash lost some of its records.
+    # Do not wait for a batch of a transaction: the end of the transaction syncs its records, or finds that a crash lost
+    # some of them.
     waits = request.acks == _ALL and broker.settings.acks_all != "written" and transaction is _reject_transactional
     if waits or placed.needs_sync:
         until = broker.ack_waiter if waits else broker.fsync_waiter
@@ -164,7 +166,7 @@ def _transaction_check(
         return _reject_transactional
     wire = parse_wire_batch(data)
     if not wire.is_transactional:
-        return _reject_transactional  # which is not called
+        return _reject_transactional  # the partition calls the check only for transactional batches
     remote = call.broker.store.transactions.server_transactions
     numbers = ProducerIdAndEpoch(wire.producer_id, wire.producer_epoch)
     if call.version >= _JOINS_FROM:
@@ -175,9 +177,9 @@ def _transaction_check(
 def _owns(call: RequestContext, producer_id: int) -> bool:
     """Return whether a server of this store assigned the id to the client's principal.
 
-    False for an id that an earlier version may have assigned: the partition accepts it from a producer that it knows.
-    Raises `InvalidWireBatch` for every other id: those of transactional ids and of the library's producers, and those
-    that a client made up or read in another client's batches.
+    False for an id that an earlier version of the server may have assigned. The partition then accepts it only if it
+    already knows this producer. Raises `InvalidWireBatch` for every other id: an id of a transactional id or of a
+    library producer, or one that the client invented or read in another client's batches.
     """
     transactions = call.broker.store.transactions
     if transactions.assigned_ids.is_assigned(producer_id, str(call.principal)):
@@ -216,7 +218,9 @@ def _error(index: int, code: ErrorCode, message: str | None = None) -> Partition
 
 
 def _ignore(error: Exception | None) -> None:
-    """Do nothing: a batch with acks=0 has no response, and the partition itself records a failed fsync."""
+    """Ignore the outcome of the fsync: a batch with acks=0 has no response, and the partition itself records a failed
+    fsync.
+    """
 
 
 def _respond_when_durable(

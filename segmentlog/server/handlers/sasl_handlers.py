@@ -1,6 +1,6 @@
 """SaslHandshake (17) and SaslAuthenticate (36): pass tokens to the SASL session of the connection.
 
-If authentication fails, the connection delays the response by `FAILED_DELAY_S`, and closes after it.
+If authentication fails, the connection delays the response by `FAILED_DELAY_S`, and closes after sending it.
 """
 
 from __future__ import annotations

@@ -179,8 +179,8 @@ def end_txn(call: RequestContext, request: EndTxnRequest) -> EndTxnResponse:
     except (SegmentlogError, OSError) as error:
         code = code_for(call, error, _FENCED_FROM)
         if isinstance(error, TransactionAborted):
-            # Old versions have no code for it. After this one clients abort, request the next epoch, and continue;
-            # INVALID_TXN_STATE would be fatal for the producer.
+            # Old versions have no code for an aborted transaction. After this code, clients abort, request the next
+            # epoch, and continue. INVALID_TXN_STATE would be fatal for the producer.
             is_known = call.version >= _END_ABORTABLE
             code = ErrorCode.TRANSACTION_ABORTABLE if is_known else ErrorCode.INVALID_PRODUCER_ID_MAPPING
         return EndTxnResponse(error_code=code)

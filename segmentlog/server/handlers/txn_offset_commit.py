@@ -92,7 +92,7 @@ def _commit(call: RequestContext, request: TxnOffsetCommitRequest, positions: li
 
 
 def _in_version(call: RequestContext, group: str, code: ErrorCode) -> ErrorCode:
-    """Return the code by which clients of the request's version know the error."""
+    """Return an error code that clients of the request's version handle."""
     if call.version < _BY_ID:
         # Older clients treat an unknown code as fatal for the producer.
         return ErrorCode.ILLEGAL_GENERATION if code is ErrorCode.STALE_MEMBER_EPOCH else code

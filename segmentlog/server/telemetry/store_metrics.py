@@ -1,4 +1,6 @@
-"""Metrics of the store's partitions and groups, whichever processes use them; one worker reports them."""
+"""Metrics of all partitions and groups of the store, also of those that only other processes use. One worker reports
+them.
+"""
 
 from __future__ import annotations
 

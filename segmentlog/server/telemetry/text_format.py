@@ -1,7 +1,8 @@
 """Write Prometheus' text format for metrics with tens of thousands of samples.
 
-The client library takes about 10 us a sample: one second for 10,000 partitions, in which the process serves no client.
-So metrics of partitions and groups are written by this module, and all others by the library.
+The client library takes about 10 us a sample. That is a second for 10,000 partitions, and the process would serve no
+client during that second. So metrics of partitions and groups are written by this module, and all others by the
+library.
 """
 
 from __future__ import annotations

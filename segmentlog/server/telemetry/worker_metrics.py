@@ -1,4 +1,4 @@
-"""Metrics of a worker, written by Prometheus' client library: its counters, waiting requests, and process."""
+"""Metrics of a worker: its counters, its waiting requests, and its process. Prometheus' client library writes them."""
 
 from __future__ import annotations
 
