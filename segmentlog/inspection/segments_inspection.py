@@ -97,7 +97,11 @@ class LogInspector:
         return checkpoint.log_start_offset if checkpoint else 0
 
     def _tail_from(self, base: int) -> int | None:
-        """Return the byte of a segment from which on recovery decides what counts; None if no byte is in question."""
+        """Return the first position in a segment that is above the recovery point; None if there is none.
+
+        From this position on, bytes may be torn: the next open decides which batches remain. With a trusted state page
+        there is no such position.
+        """
         checkpoint = self._found.checkpoint.checkpoint
         if self._found.live and self._found.state.log is not None:
             return None
@@ -164,7 +168,7 @@ class LogInspector:
     def _report_unread(self, path: str, base: int, next_base: int | None, error: SegmentlogError) -> SegmentFindings:
         """Report a segment that is only in the object store and cannot be read.
 
-        It is cut out only if the object store says that it is gone.
+        `repair` cuts it out only if the object store reports that its object does not exist.
         """
         size_bytes, end_offset = self._fs.stat(path).st_size, base if next_base is None else next_base
         if isinstance(error, SegmentGone):

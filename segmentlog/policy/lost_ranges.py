@@ -52,7 +52,7 @@ def count_offsets(ranges: Ranges, base_offset: int, end_offset: int) -> int:
 
 
 def advance(ranges: Ranges, offset: int, count: int) -> int:
-    """Return the lowest end offset for which `count_offsets` from ``offset`` is ``count``, which is 1 or more."""
+    """Return the offset after ``count`` (1 or more) offsets from ``offset`` on, without those in lost ranges."""
     for lost in ranges:
         if lost.end_offset > offset:
             before = max(lost.base_offset - offset, 0)

@@ -88,7 +88,7 @@ def parse_acls(path: str, data: bytes) -> Acls:
 
 
 def with_rules(path: str, data: bytes, added: Iterable[Rule]) -> bytes:
-    """Return the file with rules added at its end, except those that it contains."""
+    """Return the file with rules added at its end, except those that it already contains."""
     existing = set(parse_acls(path, data).rules)
     text = data.decode()
     if text and not text.endswith("\n"):
@@ -141,7 +141,9 @@ def _check_applies(rule: Rule) -> None:
     if rule.resource_type is ResourceType.TOPIC:
         _check_topic(rule)
     if rule.host != ANYTHING and not _may_be_a_client(rule.host):
-        raise _Malformed(f"no client has the address {rule.host}, so the rule never applies. Leave 'from' out for all.")
+        raise _Malformed(
+            f"no client has the address {rule.host}, so the rule never applies. For all addresses, leave out 'from'."
+        )
 
 
 def _check_topic(rule: Rule) -> None:

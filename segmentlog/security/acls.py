@@ -110,7 +110,7 @@ class Authorizer:
         return False
 
     def refresh(self) -> None:
-        """Reload the file if it changed, like a decision does; for a server without clients."""
+        """Reload the file if it changed. Each decision does this, too, but a server without clients makes none."""
         self._file.current()
 
     def reload(self) -> None:

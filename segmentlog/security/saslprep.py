@@ -51,7 +51,7 @@ def is_prepared(text: str) -> bool:
 
 
 def prepared(text: str) -> str:
-    """Return the prepared form, or ``text`` itself if it has none: no user has such a name or password."""
+    """Return the prepared form of ``text``; without one ``text`` itself, which no user can have as name or password."""
     try:
         return saslprep(text)
     except ValueError:

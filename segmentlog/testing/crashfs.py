@@ -5,10 +5,9 @@
         lost = disk.crash(seed)   # the power fails
         ...                       # disk.path shows what was on the disk
 
-Every operation on the mount goes to `ForgetfulDisk`, which tracks what was synced. The kernel's page
-cache is above it, because memory maps need one. Stores through a map arrive when the kernel writes them
-back: on msync, on fsync and when the file is closed. Before that, a crash loses them. Ordinary writes
-arrive at once.
+Every operation on the mount goes to `ForgetfulDisk`, which tracks what was synced. The kernel's page cache is above it,
+because memory maps need one. Stores through a map reach `ForgetfulDisk` when the kernel writes them back: on msync, on
+fsync and when the file is closed. Before that, a crash loses them. Ordinary writes reach it at once.
 
 A separate process serves the mount. A process that used its own mount would deadlock when it touched a
 mapped page, because it would hold the interpreter's lock.

@@ -134,7 +134,10 @@ class _InterruptedRun:
         return self.step
 
     def handle(self, signum: int, frame: FrameType | None) -> None:
-        """Handle the signal. In a frame of this file the signal was noticed too early or too late, and is ignored."""
+        """Handle the signal: raise the error of this run.
+
+        If a function of this file was running, CPython noticed the signal too early or too late: ignore it.
+        """
         if frame is None or frame.f_code.co_filename == __file__:
             return
         self.place = self.aimed
