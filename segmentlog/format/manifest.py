@@ -315,7 +315,7 @@ def _contradiction_of_lists(manifest: Manifest) -> str:
 
 
 def _contradiction_of_topic(topic: ShippedTopic) -> str:
-    """Return why the entry of a topic, without its partitions, is not valid; "" if it is valid."""
+    """Return why the entry of a topic, except its partitions, is wrong; "" if it is valid."""
     try:
         check_topic_name(topic.name, internal=True)
     except InvalidTopicName as error:

@@ -74,7 +74,7 @@ class PartitionFindings(msgspec.Struct):
     has_aborts: bool = False
     """Whether the log records an aborted transaction."""
     torn: Finding | None = None
-    """The finding that the next open will end the log before the end of the written bytes; None if it will not."""
+    """The finding that the next open will end the log before the end of the written bytes, if it will."""
 
     @property
     def is_damaged(self) -> bool:

@@ -4,7 +4,8 @@ The batches of each producer are checked in order of their offsets. They are com
 in ``.txnindex``, the entries of ``.snapshot`` and the last stable offset of the state page.
 
 A snapshot may know more than the log: batches removed by retention, compaction, a repair or a crash, all below
-`_intact_from`. It never knows less, except of producers whose id no name owns: a log forgets those after a while.
+`_intact_from`. It knows at least as much as the log, except about producers without a name: a log forgets those after a
+while.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class _Producer(msgspec.Struct):
 
 
 class _OpenTransaction(msgspec.Struct):
-    """An open transaction as loading would find it, in the newest snapshot and the batches after it."""
+    """An open transaction, as a process would load it from the newest snapshot and the batches after it."""
 
     epoch: int
     first_offset: int
@@ -69,7 +70,7 @@ class ProducerInspector:
         self._open: dict[int, _OpenTransaction] = {}
         self._intact_from = max(bases[0] if bases else 0, self._compacted_below())
         self._snapshot_base = -1
-        """Segment of the newest snapshot, from which loading would begin."""
+        """Segment of the newest snapshot. A process would load the state of the producers from there on."""
         self._broken_at = -1
         """End offset of the last damage that may hide a batch or a marker."""
         self._tracked_any = False

@@ -97,10 +97,10 @@ class LogInspector:
         return checkpoint.log_start_offset if checkpoint else 0
 
     def _tail_from(self, base: int) -> int | None:
-        """Return the first position in a segment that is above the recovery point; None if there is none.
+        """Return the first position in a segment that is above the recovery point, or None.
 
-        From this position on, bytes may be torn: the next open decides which batches remain. With a trusted state page
-        there is no such position.
+        From this position on, bytes may be torn: the next open decides which batches remain. If the state page is
+        trusted, the result is None: the page records the log end exactly.
         """
         checkpoint = self._found.checkpoint.checkpoint
         if self._found.live and self._found.state.log is not None:
@@ -174,7 +174,7 @@ class LogInspector:
         if isinstance(error, SegmentGone):
             self._found.add("damage", path, str(error), 0, size_bytes, base, end_offset)
             self._found.cuts.append(Cut(base, path, 0, size_bytes, base, end_offset, str(error)))
-        elif isinstance(error, CorruptBatch):  # its stub is damaged, but the manifest has the same content
+        elif isinstance(error, CorruptBatch):  # the stub is damaged, but the manifest repeats its content
             what = f"{error.found}: the segment cannot be read; 'segmentlog ship' writes the stub again"
             self._found.add("damage", error.path, what)
         else:

@@ -155,7 +155,7 @@ class _Sticky:
                 for topic in sorted(self._owned[giver]):
                     if not self._owned[giver][topic] or topic in seen_topics:
                         continue
-                    seen_topics.add(topic)  # its first owner already reaches all of its subscribers
+                    seen_topics.add(topic)  # the first giver of this topic has already reached all of its subscribers
                     for taker in self._subscribers[topic]:
                         if taker not in came:
                             came[taker] = (giver, topic)
@@ -172,7 +172,7 @@ class _Sticky:
         return None
 
     def _move(self, giver: str, topic: str, taker: str) -> None:
-        """Move the partition whose move costs least: one that the taker had before, else one new to the giver."""
+        """Move a partition: preferably one that the taker had before, else one that the giver did not have."""
         partitions = self._owned[giver][topic]
         had = self._before.get
         tp = min(partitions, key=lambda tp: (had(tp) != taker, had(tp) == giver, -tp.partition))

@@ -214,7 +214,7 @@ def _continue_chunks(
     """Return (chunks of a segment that stay, the piece to upload after them).
 
     Small last chunks are uploaded again together with the data after them if that is at least as large. So a segment
-    has few chunks. If there were n chunks without this merging, no byte is uploaded more than about log(n) times.
+    has few chunks. If there were n chunks without this merging, each byte is uploaded at most about log(n) times.
     """
     kept = [chunk for chunk in chunks if chunk.position + chunk.size_bytes <= segment.size_bytes]
     end_offset = min(segment.end_offset, local.end_offset)

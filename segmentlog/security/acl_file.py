@@ -14,9 +14,9 @@ A word with spaces or quotes, or with a ``#`` at its start, is written as a JSON
 end for a prefix; ``group=raw*`` is the one group whose name ends with a star. Text after ``#`` is a comment, which
 stays when a Kafka client adds or deletes rules.
 
-A malformed line makes the whole file invalid. A rule that can never apply, or is probably a mistake, causes a warning:
-a topic name that no topic can have, an address that no client has, a group name with a comma. Clients cannot add a rule
-that can never apply; in a file it is not an error, because older servers wrote such rules.
+A malformed line makes the whole file invalid. A rule that is probably a mistake causes a warning, for example one for a
+group name with a comma. So does a rule that can never apply: its topic name is not valid, or a client cannot have its
+address. Clients cannot add such a rule. In a file it is only a warning, because older servers wrote such rules.
 """
 
 from __future__ import annotations

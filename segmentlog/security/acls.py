@@ -110,7 +110,7 @@ class Authorizer:
         return False
 
     def refresh(self) -> None:
-        """Reload the file if it changed. Each decision does this, too, but a server without clients makes none."""
+        """Reload the file if it changed, as each decision does. A server calls this in case it has no clients."""
         self._file.current()
 
     def reload(self) -> None:

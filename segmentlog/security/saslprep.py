@@ -51,7 +51,7 @@ def is_prepared(text: str) -> bool:
 
 
 def prepared(text: str) -> str:
-    """Return the prepared form of ``text``; without one ``text`` itself, which no user can have as name or password."""
+    """Return the prepared form of ``text``, or else ``text`` itself, which is never a valid name or password."""
     try:
         return saslprep(text)
     except ValueError:

@@ -41,7 +41,7 @@ ITERATIONS_MIN: Final = 4096
 ITERATIONS_MAX: Final = 1_000_000
 """Largest number of iterations. kafka-python rejects more, and a client computes all of them for each connection."""
 DEFAULT_ITERATIONS: Final = 16_384
-"""Kafka's maximum; takes 4 ms for each login, and for each guess."""
+"""Kafka's maximum. A login takes 4 ms, and so does each guess of a password."""
 NAME_MAX: Final = 255
 _SALT_BYTES: Final = 16
 _SALT_BYTES_MIN: Final = 12
@@ -196,7 +196,7 @@ def add_user(
 
 
 def remove_user(path: str, name: str, *, fs: FileSystem | None = None) -> bool:
-    """Remove a user; return whether it existed. Its open connections stay. Raise the errors of `add_user`."""
+    """Remove a user; return whether the user existed. Its connections stay open. Raise the errors of `add_user`."""
 
     def remove(before: bytes | None) -> tuple[bytes | None, bool]:
         if before is None:

@@ -89,7 +89,7 @@ def _is_traced(code: CodeType) -> bool:
 
 
 def _is_called_by_package(frame: FrameType | None) -> bool:
-    """Return whether the package or one of its callees runs in this frame."""
+    """Return whether the function of this frame belongs to the package, or was called by it, even indirectly."""
     while frame is not None:
         if frame.f_code.co_filename.startswith(_package) and frame.f_code.co_filename != __file__:
             return True

@@ -106,7 +106,8 @@ class ScenarioConsumer:
 class ScenarioOutcome(msgspec.Struct, frozen=True):
     """The result of a scenario.
 
-    a, b       records that consumer A received, which read before the crash, and those of B, which started after it
+    a          records that consumer A received, which started before the crash
+    b          records that consumer B received, which started after the crash
     told       ranges that the log reported to A as lost
     conflicts  every rule of `History` that the log broke
     agree      whether A and B have the same records at the same offsets, except those reported to A as lost
