@@ -35,7 +35,7 @@ _SECTOR = 4096
 class Gap(msgspec.Struct, frozen=True):
     """Offsets ``[base_offset, end_offset)`` that no batch has, between intact batches.
 
-    ``position``: the later batch.
+    ``position`` is that of the batch after them.
     """
 
     position: int

@@ -94,7 +94,7 @@ def split(jobs: Sequence[SegmentJob], workers: int) -> list[list[SegmentJob]]:
 
 
 def inspect_job(fs: FileSystem, job: SegmentJob) -> SegmentResult | None:
-    """Inspect one segment. Return None if the file system refuses: the requesting process then tries itself."""
+    """Inspect one segment. Return None after an error; the requesting process then inspects the segment itself."""
     tally = Tally()
     try:
         # Before the first byte is read: a write in between must make the stamp outdated.

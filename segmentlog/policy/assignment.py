@@ -84,10 +84,9 @@ def _roundrobin(members: list[str], subscribers: Mapping[str, list[str]], counts
 class _Sticky:
     """The sticky strategy: keep valid parts of the previous assignment, assign free partitions, then balance.
 
-    Balancing searches for a chain of members in which each can pass a partition to the next, from a member
-    to one with at least two partitions fewer. With equal subscriptions a chain has one step. If no
-    chain is left, no other assignment is more balanced (optimal semi-matchings: Harvey, Ladner, Lovasz and
-    Tamir 2003).
+    Balancing searches for a chain of members in which each member can pass a partition to the next. The last member
+    must have at least two partitions fewer than the first. With equal subscriptions a chain has one step. If no chain
+    is left, no other assignment is more balanced (optimal semi-matchings: Harvey, Ladner, Lovasz and Tamir 2003).
     """
 
     def __init__(

@@ -306,7 +306,7 @@ def extend_grant(end_offset: int, offset_grant: int, records_per_s: float) -> in
 
 
 def fits_inline(size_bytes: int, inline_bytes: int) -> bool:
-    """Return whether a new tail is stored in the manifest, which has inline tails of ``inline_bytes`` in total."""
+    """Return whether to store a new tail in the manifest, whose inline tails have ``inline_bytes`` in total."""
     return size_bytes <= INLINE_BYTES and inline_bytes <= INLINE_BYTES
 
 

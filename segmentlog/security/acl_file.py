@@ -53,8 +53,9 @@ class Acls(NamedTuple):
     """Warnings about rules that are valid but probably a mistake, each with its line."""
 
     def changes_from(self, before: Acls) -> str:
-        """Return how many rules and super users there are now, and how many were added and removed, without their
-        names.
+        """Return how many rules and super users there are now, and how many were added and removed since ``before``.
+
+        The text contains no names.
         """
         rules, had = set(self.rules), set(before.rules)
         return (

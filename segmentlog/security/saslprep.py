@@ -25,7 +25,7 @@ _PROHIBITED: Final = (
 
 
 def saslprep(text: str) -> str:
-    """Return the prepared form of ``text``. Raise ValueError if it has none; the message does not quote it."""
+    """Return the prepared form of ``text``. Raise ValueError, without quoting ``text``, if it has none."""
     mapped = "".join(
         " " if stringprep.in_table_c12(character) else character
         for character in text

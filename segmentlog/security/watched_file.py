@@ -1,4 +1,4 @@
-"""Read a file that people change while a server runs; checks its modification time twice a second."""
+"""Read a file that people change while a server runs. Its modification time is checked twice a second."""
 
 from __future__ import annotations
 

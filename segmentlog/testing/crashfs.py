@@ -96,7 +96,7 @@ class CrashFS:
     def close(self) -> None:
         """Unmount, and write everything to ``backing``, synced or not. Idempotent.
 
-        Raise OSError (EBUSY) if files are still in use: ``backing`` is written when they no longer are.
+        Raise OSError (EBUSY) if files are still in use. Then ``backing`` is written later, when they are closed.
         """
         if not self._closed:
             try:
@@ -360,7 +360,7 @@ class _MountServer:
                         return
                 else:
                     self._say({"busy": why})
-        # The test has ended. Processes that still use the mount can continue; the last one ends it.
+        # The test has ended. Processes that still use the mount can continue; the mount ends with the last of them.
         _unmount(self._mount_point, lazily=True)
         self._commands.put(["stop"])
 

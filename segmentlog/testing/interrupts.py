@@ -83,7 +83,7 @@ def _points(code: CodeType) -> dict[int, str]:
 
 @functools.cache
 def _is_traced(code: CodeType) -> bool:
-    """Return whether a function is of the package or of the standard library, but not of an import or a test."""
+    """Return whether a function belongs to the package or the standard library, except import machinery and tests."""
     name = code.co_filename
     return not name.startswith("<") and name.startswith(_alike) and name != __file__ and "site-packages" not in name
 
