@@ -66,7 +66,7 @@ MAX_RAW_SIZE: Final = 512 << 20
 """Largest payload, decompressed, that a header may claim. `max.message.bytes` cannot be set above it."""
 
 _MAX_OFFSET: Final = 2**63 - 2
-# The offset after it must fit in an i64, too.
+# The offset after this one must fit in an i64, too: it is the next offset of the last batch.
 NO_VALUES: Final = b"\x90"
 """The payload of a batch without records: an empty MessagePack array."""
 
@@ -212,7 +212,7 @@ def header_with_payload(view: memoryview, position: int, size_bytes: int, checks
 
 
 def header_flaw(header: BatchHeader) -> str | None:
-    """Return an impossible claim of a header whose checksum is right, or None. Bounds what a reader allocates."""
+    """Return an impossible claim of a header whose checksum is right, or None. This bounds what a reader allocates."""
     if header.attributes & KAFKA_LAYOUT:
         return _wire_header_flaw(header)
     raw, stored, count = header.raw_size, header.payload_size, header.record_count

@@ -55,7 +55,7 @@ def _compress_zstd(raw: Buffer, level: int) -> bytes:
 
 
 def _decompress_zstd(payload: Buffer, size_bytes: int) -> memoryview:
-    raw = bytearray(size_bytes)  # A buffer of our own size: a frame may claim gigabytes.
+    raw = bytearray(size_bytes)  # Not the size that the frame claims, which may be gigabytes.
     try:
         written = cramjam.zstd.decompress_into(payload, raw)
     except cramjam.DecompressionError as error:

@@ -1,4 +1,4 @@
-"""Construct the `RecordBatch` for a header and its payload, of either layout."""
+"""Construct the `RecordBatch` for a header and its payload: columns, or a Kafka batch."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Verify a segment that may be damaged: report each intact batch and each damaged range of bytes.
 
-Unlike `scan_batches` this continues after damage. Unlike a reader it decodes everything: an intact batch
-whose ``unreadable`` is None can be read.
+Unlike `scan_batches`, `examine` continues after damage. Unlike a reader, it decodes the records of every intact
+batch: ``IntactBatch.unreadable`` contains the error if they do not decode.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class IntactBatch(msgspec.Struct, frozen=True):
 
 
 class DamagedRange(msgspec.Struct, frozen=True):
-    """Bytes ``[position, end_position)`` that are not a batch, or not a batch of this place in the log.
+    """Bytes ``[position, end_position)`` that are not a batch, or a batch whose offset or epoch is wrong here.
 
     ``following_offset`` is the base offset of the batch after them. It is None at the end of the
     segment, where the caller knows which offset should follow. ``blank`` is true if all bytes are zero.

@@ -128,7 +128,7 @@ def folder_name_of(name: object, what: str) -> str:
         raise InvalidConfig(what, name, "a name that UTF-8 can encode") from None
     if not 1 <= len(encoded) <= _QUOTABLE_MAX_BYTES:
         raise InvalidConfig(what, name, f"a name of 1 to {_QUOTABLE_MAX_BYTES:,} bytes in UTF-8")
-    seen = encoded[: _QUOTED_MAX + 1]  # Only the hash covers the rest.
+    seen = encoded[: _QUOTED_MAX + 1]  # The name is truncated here; the hash also covers the rest.
     quoted = "".join(chr(byte) if chr(byte) in _LEGAL else f"%{byte:02X}" for byte in seen)
     if quoted.startswith("."):
         quoted = "%2E" + quoted[1:]

@@ -28,20 +28,20 @@ class OffsetGrant(msgspec.Struct, frozen=True):
 
 
 class MalformedGrant(ValueError):
-    """The file contains no valid grant."""
+    """A ``grant`` file does not contain a valid offset grant."""
 
 
 _decoder = msgspec.json.Decoder(OffsetGrant)
 
 
 def encode_grant(grant: OffsetGrant) -> bytes:
-    """Return the bytes of the file."""
+    """Return the bytes of a ``grant`` file."""
     body = msgspec.json.encode(grant)
     return f"{xxhash.xxh3_64_intdigest(body):016x}\n".encode() + body
 
 
 def decode_grant(data: bytes) -> OffsetGrant:
-    """Decode the file. Raise `MalformedGrant`."""
+    """Decode a ``grant`` file. Raise `MalformedGrant`."""
     head, body = data[:_HASH_BYTES], data[_HASH_BYTES:]
     if head != f"{xxhash.xxh3_64_intdigest(body):016x}\n".encode():
         raise MalformedGrant("its checksum does not match")

@@ -1,4 +1,4 @@
-"""Change headers of stored batches that are copied, extended or emptied_batch. Their offsets stay the same."""
+"""Change headers of stored batches that are copied, extended or emptied. Their offsets stay the same."""
 
 from __future__ import annotations
 

@@ -179,7 +179,7 @@ class ShippedTopic(msgspec.Struct, frozen=True):
 
 
 class Tail(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A sequence of chunks: an object, or if they are small their bytes (base64 in the JSON)."""
+    """A sequence of chunks: the object that contains them, or, if they are small, their bytes (base64 in the JSON)."""
 
     number: int
     object: Stored | None = None
@@ -218,7 +218,7 @@ class StoreFile(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """The whole manifest. Each put increases ``sequence``; each attempt has a new ``nonce``."""
+    """The content of ``manifest.json``. Each put increases ``sequence``; each attempt to put it has a new ``nonce``."""
 
     store_id: str
     owner: Owner
@@ -301,7 +301,7 @@ def decode_manifest(data: bytes) -> Manifest:
 
 
 def _contradiction_of_lists(manifest: Manifest) -> str:
-    """Describe an entry that the manifest lists twice although it can exist once; return an empty text without one."""
+    """Return a description of the first entry that the manifest lists twice but must list once; "" if there is none."""
     lists: list[tuple[str, list[Any]]] = [
         ("topic name", [topic.name for topic in manifest.topics]),
         ("topic id", [topic.id for topic in manifest.topics]),
@@ -315,7 +315,7 @@ def _contradiction_of_lists(manifest: Manifest) -> str:
 
 
 def _contradiction_of_topic(topic: ShippedTopic) -> str:
-    """Say why no store can contain the topic, apart from its partitions; return an empty text if it is valid."""
+    """Return why the entry of a topic, except its partitions, is wrong; "" if it is valid."""
     try:
         check_topic_name(topic.name, internal=True)
     except InvalidTopicName as error:
@@ -345,7 +345,7 @@ def _repeated(listed: list[Any]) -> Any:
 
 
 def _contradiction_of_partition(partition: ShippedPartition, tails: dict[int, int]) -> str:
-    """Say why a partition cannot have this entry; return an empty text if it is valid."""
+    """Return why the entry of a partition is not valid; "" if it is valid."""
     if not partition.epochs:
         return "it has no epoch"
     if wrong := [number for number in _history_numbers(partition) if not 0 <= number <= _NUMBER_MAX]:
@@ -386,7 +386,7 @@ def _contradiction_of_partition(partition: ShippedPartition, tails: dict[int, in
 
 
 def _history_numbers(partition: ShippedPartition) -> Iterator[int]:
-    """Yield the numbers that a restore copies into the checkpoint, which must be in its range."""
+    """Yield the numbers that a restore copies into the checkpoint. They must be valid in a checkpoint."""
     yield partition.generation
     for entry in partition.epochs:
         yield from (entry.epoch, entry.start_offset)

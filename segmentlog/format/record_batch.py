@@ -218,7 +218,7 @@ class RecordBatch(Generic[K, V]):
 
     @property
     def _common_timestamp(self) -> int:
-        """The timestamp of every record of a batch without a used column of timestamps."""
+        """The timestamp of every record of a batch whose column of timestamps is absent or ignored."""
         header = self.header
         # Compaction may have replaced the base timestamp with a delete horizon.
         return header.max_timestamp if header.attributes & LOG_APPEND_TIME else header.base_timestamp
@@ -254,7 +254,7 @@ class RecordBatch(Generic[K, V]):
         return bool((np.frombuffer(self.values_column, np.uint8) == _NIL).any())
 
     def with_objects(self, keys: list[Any] | None, values: list[Any] | None) -> RecordBatch[Any, Any]:
-        """Return a batch of the same records with other keys or values, as many; None keeps the keys or values.
+        """Return a batch of the same records with the same number of other keys or values; None keeps the present ones.
 
         Methods that use encoded columns, for example `to_arrow`, still return the original bytes.
         """

@@ -88,7 +88,10 @@ def scan_batches(
 
 
 class SegmentContext(msgspec.Struct, frozen=True):
-    """Facts about a segment from outside its bytes. A missing fact may cost intact batches after damage, not safety."""
+    """Facts about a segment from outside its bytes.
+
+    If a fact is missing, a scan may skip intact batches after damage. But it never returns a false batch.
+    """
 
     end_offset: int | None = None
     """Base offset of the next segment, or the log end offset: no batch extends beyond it."""
@@ -135,7 +138,7 @@ def skip_damage(window: memoryview, position: int, expected_offset: int, context
     """Return where batches resume after the damaged batch at ``position``; its offset is ``expected_offset`` or more.
 
     ``position`` must be the end of a batch or of a damaged range, and ``window`` must end at the end of the segment.
-    The batch at the returned position may be damaged, too, if the end of the batch before it gives its offset.
+    The batch at the returned position may be damaged, too. Its offset is then known from the damaged batch before it.
     """
     while True:
         end = _end_of(window, position, expected_offset, context)
@@ -164,7 +167,10 @@ def certain_end(window: memoryview, position: int, expected_offset: int, context
 def _end_of(
     window: memoryview, position: int, expected_offset: int, context: SegmentContext
 ) -> tuple[int, int | None] | None:
-    """Return (end position of the damaged batch at ``position``, its next offset or None); None if unknown."""
+    """Return (end position, next offset) of the damaged batch at ``position``; None if the end is unknown.
+
+    The next offset is None if the evidence gives only the end position.
+    """
     claimed = claimed_header(window, position)
     if claimed is None:
         return None
@@ -188,7 +194,11 @@ def _end_of(
 def _leads_to(
     window: memoryview, position: int, offset: int, known: tuple[int, int | None], context: SegmentContext
 ) -> bool:
-    """Return whether intact batches without a hole reach from ``position`` to a known batch, or far enough."""
+    """Return whether intact batches without a hole follow from ``position`` on, up to ``known``.
+
+    ``known`` is the (position, offset) of a batch in the index, or of the end of the segment. A run of intact batches
+    that is longer than the largest batch is also enough.
+    """
     start = position
     for at, next_offset in chain(((position, offset),), _run(window, position, offset, context, exactly=True)):
         if at >= known[0]:
@@ -201,10 +211,10 @@ def _leads_to(
 def _proven_end(
     window: memoryview, position: int, claimed: BatchHeader, expected_offset: int, furthest: int
 ) -> tuple[int, int | None] | None:
-    """Return the end of the damaged batch, up to ``furthest``, that one of its checksums confirms; like `_end_of`.
+    """Return (end position, next offset or None) of the damaged batch if one of its checksums confirms the end.
 
-    Candidates are the end that the header claims, and each position with the magic of a batch: the next batch, if it
-    is intact, begins at one of them.
+    The end must not be after ``furthest``. Candidates are the end that the header claims, and each position with the
+    magic of a batch: the next batch, if it is intact, begins at one of them.
     """
     start = position + HEADER_SIZE
     # A header that was overwritten is not evidence: a value can be crafted to have the checksum 0.
@@ -230,7 +240,7 @@ def _proven_end(
 
 
 def _merged(found: Iterator[int], others: list[int]) -> Iterator[int]:
-    """Yield the positions of both, ascending."""
+    """Yield the positions of both arguments, ascending, each once."""
     for position in found:
         while others and others[0] < position:
             yield others.pop(0)

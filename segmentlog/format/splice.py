@@ -24,7 +24,7 @@ Flags = npt.NDArray[np.bool_]
 _BIN8: Final = 0xC4
 _BIN16: Final = 0xC5
 _ROUNDS: Final = 4
-"""How many passes discard bytes that only look like marks."""
+"""Number of passes that discard bytes that only look like marks."""
 _WIDEST: Final = 2 + 255
 _NIL: Final = b"\xc0"
 

@@ -1,4 +1,4 @@
-"""Read a stored batch, of either layout, so that it can be appended to another log."""
+"""Read a stored batch (columns or a Kafka batch), so that it can be appended to another log."""
 
 from __future__ import annotations
 

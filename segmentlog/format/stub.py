@@ -27,7 +27,10 @@ _HASH_BYTES: Final = 17
 
 
 class Stub(msgspec.Struct, frozen=True):
-    """The URL and object (or the parts) with an evicted segment's bytes, and the time of the eviction."""
+    """The content of a stub: the store's URL, the object with the segment's bytes, and the time of the eviction.
+
+    The object may consist of parts.
+    """
 
     url: str
     stored: Stored
@@ -45,14 +48,14 @@ class Stub(msgspec.Struct, frozen=True):
 
 
 class MalformedStub(ValueError):
-    """The file is not a valid stub."""
+    """A ``.remote`` file is not a valid stub."""
 
 
 _decoder = msgspec.json.Decoder(Stub)
 
 
 def encode_stub(stub: Stub) -> bytes:
-    """Return the bytes of the file."""
+    """Return the bytes of a ``.remote`` file."""
     body = msgspec.json.encode(stub)
     return f"{xxhash.xxh3_64_intdigest(body):016x}\n".encode() + body
 

@@ -151,7 +151,8 @@ def check_wire_batch(data: Buffer, limit_bytes: int | None = None) -> WireHeader
 def disagreement(header: BatchHeader, payload: memoryview) -> str:
     """Return how a Kafka batch contradicts the header before it, or its own CRC; "" if it does not.
 
-    `check_payload` has checked ``payload``: both have the bytes that were written, which may have been wrong.
+    `check_payload` has checked ``payload``. So header and payload are as they were written, but the writer may have
+    written a contradiction.
     """
     wire = WireHeader._make(WIRE_HEADER.unpack_from(payload))
     if wire.magic != WIRE_MAGIC:

@@ -178,9 +178,9 @@ def recompress_wire(
 
 
 def _compressed_for_readers(codec: int, records: Buffer, level: int | None = None) -> tuple[int, Buffer]:
-    """Return (codec, compressed records); uncompressed if readers would refuse the compression ratio.
+    """Return (codec, compressed records), or (no codec, ``records``) if readers would refuse the compressed batch.
 
-    Readers bound what they decompress by the stored size (`wire_raw_max`), and compression changes that size.
+    A reader refuses a batch that decompresses to more bytes than `wire_raw_max` allows for its stored size.
     """
     payload = compress_records(codec, records, level)
     if WIRE_HEADER_SIZE + len(records) > wire_raw_max(WIRE_HEADER_SIZE + len(payload)):

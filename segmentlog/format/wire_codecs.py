@@ -205,8 +205,8 @@ def _unlz4_block(stored: memoryview, limit_bytes: int) -> bytes | None:
     if is_compressed:
         # The decoder also writes after the end of the records, so the padding cannot be part of this buffer.
         room = bytearray(min(room_bytes, _LZ4_MAX_RATIO * len(block)))
-        # cramjam tries a malformed block again as a size of 4 bytes with a block after it. Only a size that is larger
-        # than the buffer excludes that: the frame decoder takes the other blocks.
+        # If a block is malformed, cramjam takes its first 4 bytes for a size, and decodes the rest as the block. That
+        # fails for certain only if the size is larger than the buffer. The frame decoder handles all other blocks.
         if int.from_bytes(block[:4], "little") <= len(room):
             return None
         try:

@@ -83,7 +83,7 @@ def encode_wire_batch(
     """Return a Kafka batch of at least one record, with the ``attributes`` of its header except for the codec.
 
     keys, values         lists, or tables (`splice.as_table`); `Blobs` and `Columns` as values include the keys
-    timestamps           absolute milliseconds, int64; under LogAppendTime the largest is that of all records
+    timestamps           absolute milliseconds, int64; under LogAppendTime all records get the largest
     offset_deltas        default to 0, 1, 2 and so on
     last_offset_delta    defaults to the last of them
 

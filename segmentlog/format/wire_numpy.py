@@ -157,7 +157,7 @@ def _find_fields(
 
 
 def _walk(data: bytes, size: int, count: int) -> Int64Array:
-    """Return the position of each record."""
+    """Return the position of each record in the data."""
     parts: list[Int64Array] = []
     position, left, step = 0, count, _STEP_MIN
     try:
@@ -241,7 +241,7 @@ def _varints(data: bytes, positions: Int64Array, last: tuple[int, int]) -> tuple
 def _varints_from(
     data: npt.NDArray[np.uint8], positions: Int64Array, shift: int, last: tuple[int, int]
 ) -> tuple[Uint64Array, Int64Array]:
-    """Return the numbers whose bytes from ``shift`` on begin at ``positions``, and the end of each."""
+    """Return the bits from ``shift`` on of each number, whose bytes begin at ``positions``; and the end of each."""
     first = data.take(positions)
     last_shift, last_max = last
     if shift == last_shift and (first > last_max).any():

@@ -101,7 +101,7 @@ def find_blobs(columns: memoryview, keys_size: int, count: int) -> Blobs | None:
 
 
 def encode_pieces(blobs: Blobs, timestamp_deltas: Int64Array, offset_deltas: Int64Array) -> memoryview | None:
-    """Return the encoded records, without headers, or None if the sizes of their numbers vary too much."""
+    """Return the encoded records, without headers; None if they are of too many kinds (see `_kinds_of`)."""
     count = len(blobs)
     keys, values = blobs.keys, blobs.values
     stamps, offsets = _Number(zigzag(timestamp_deltas)), _Number(zigzag(offset_deltas))
@@ -135,7 +135,7 @@ def encode_pieces(blobs: Blobs, timestamp_deltas: Int64Array, offset_deltas: Int
 
 
 class _Number:
-    """A zigzagged number of each record, and its size as a varint: an int if all have the same size."""
+    """One zigzagged number per record, and its size as a varint. ``sizes`` is an int if all have the same size."""
 
     __slots__ = ("numbers", "same", "sizes")
 
@@ -148,7 +148,7 @@ class _Number:
         """The bytes of the varint if it is the same in all records."""
 
     def size_at(self, rows: Rows) -> int:
-        """Return its size in bytes in these records, which are of one kind."""
+        """Return the size of the varint in these records, which are all of one kind."""
         return self.sizes if isinstance(self.sizes, int) else int(self.sizes[rows][0])
 
 

@@ -3,10 +3,10 @@
     position     ours, 96 bytes | Kafka's | ours, 96 bytes | Kafka's | ...
                                 ^ sent -> ^                ^ sent -> ^
 
-`scan_wire_run` does the checks of `batch` in one loop, without an object per batch (1.0 us a batch; 4.1 through
-`RecordBatch`). It stops at a batch that is damaged, or not a Kafka batch, and leaves both to the caller. It returns a
-`WireRun` with the positions of the batches. Sending from a run is cheap: with 1 MiB of batches of one record, 20 ns a
-batch if sizes vary, 8 ns if all have the same size.
+`scan_wire_run` checks headers and payloads like `format.batch`, in one loop without an object per batch (1.0 us a
+batch; 4.1 through `RecordBatch`). It stops before a batch that is damaged or is not a Kafka batch; the caller handles
+that batch. It returns a `WireRun` with the positions of the batches. Sending from a run is cheap: with 1 MiB of batches
+of one record, 20 ns a batch if sizes vary, 8 ns if all have the same size.
 """
 
 from __future__ import annotations
@@ -54,11 +54,14 @@ class WireRun(NamedTuple):
     offsets: Numbers
     """Base offset of each batch relative to ``base_offset``, and the end offset of the last."""
     sizes: Numbers
-    """Total size of the Kafka batches before each batch, and of all of them."""
+    """For each batch, the total size of the Kafka batches before it; then the total size of all."""
 
     @classmethod
     def of(cls, position: int, offsets: Sequence[int], sizes: Sequence[int]) -> WireRun:
-        """Return a run. ``offsets`` are absolute: the base offsets, then the end offset. ``sizes`` as in the class."""
+        """Return the run of batches with these base offsets, followed by the end offset of the last batch.
+
+        ``sizes`` are those of the attribute ``sizes``, but ``offsets`` are absolute.
+        """
         base = offsets[0]
         return cls(position, base, _numbers([offset - base for offset in offsets]), _numbers(sizes))
 
@@ -103,7 +106,7 @@ class WireRun(NamedTuple):
         count = stop - first
         if count <= 0:
             return []
-        # A consumer that has caught up gets one batch at a time.
+        # One batch is not copied, whatever its size: a consumer that has caught up gets one batch at a time.
         if self._total(first, stop) >= count * _COPIED_MAX or count == 1:
             at, sizes = self.position, self.sizes[first : stop + 1].tolist()
             spans = enumerate(pairwise(sizes), first + 1)
@@ -131,7 +134,7 @@ def _narrowed(numbers: Int64Array) -> Numbers:
 
 
 def _appended(numbers: Numbers, others: Numbers) -> Numbers:
-    """Return ``numbers`` extended by ``others``, whose 0 is the last of ``numbers``."""
+    """Return ``numbers`` extended by ``others``, which are relative to the last of ``numbers``."""
     following = others[1:].astype(np.int64) + np.int64(numbers[-1])
     return _narrowed(np.concatenate((numbers.astype(np.int64), following)))
 

@@ -42,7 +42,7 @@ Report = Callable[[str], None]
 
 
 def describe_file(path: str, data: bytes, start: int, records: bool, report: Report) -> Iterator[Line]:
-    """Yield the items of a file, by its name. A file with an unknown name is read as a segment.
+    """Yield the items of a file, whose name determines its format. A file with an unknown name is read as a segment.
 
     start    for a segment: begin with the first batch at or after this byte
     records  for a segment: also yield the records of each batch

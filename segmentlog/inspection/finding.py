@@ -58,5 +58,5 @@ class Tally:
         return self.partitions, self.segments, self.batches, self.records, self.size_bytes
 
     def reset(self, counts: tuple[int, int, int, int, int]) -> None:
-        """Reset to earlier counts, because the data counted since is checked again."""
+        """Reset to earlier counts, because the data that were counted since will be checked and counted again."""
         self.partitions, self.segments, self.batches, self.records, self.size_bytes = counts

@@ -74,7 +74,7 @@ class PartitionFindings(msgspec.Struct):
     has_aborts: bool = False
     """Whether the log records an aborted transaction."""
     torn: Finding | None = None
-    """Where the next open will end the log, if that is before the end of what was written."""
+    """The finding that the next open will end the log before the end of the written bytes, if it will."""
 
     @property
     def is_damaged(self) -> bool:

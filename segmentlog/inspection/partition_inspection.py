@@ -141,7 +141,10 @@ class _PartitionInspector:
         self._check_other_files(bases)
 
     def _deleted_among(self, bases: list[int]) -> list[int]:
-        """Return the segments below the log start: not part of the log, whatever a power cut left of their bytes."""
+        """Return the base offsets of the segments below the log start, which are not part of the log any more.
+
+        Their bytes are not checked, because a power cut may have damaged them.
+        """
         log, checkpoint = self._found.state.log, self._found.checkpoint.checkpoint
         if log is not None and self._found.live:
             # Keep the segment with the recovery point: the log may be trimmed completely and may have rolled since.
@@ -157,7 +160,7 @@ class _PartitionInspector:
         return {offsets[0]: range(*offsets) for name in names if (offsets := parse_copy_name(name)) is not None}
 
     def has_changed(self) -> bool:
-        """Return whether files were replaced, or the log was recovered, trimmed or truncated, since the start."""
+        """Return whether files were replaced, or the log was recovered, trimmed or truncated during the inspection."""
         state = self._state.read()
         before, after = self._found.state.log, state.log
         if (before is None) != (after is None) or state.writing == REWRITING:
@@ -166,7 +169,7 @@ class _PartitionInspector:
             return True
         if before is not None and after is not None and before.log_start_offset != after.log_start_offset:
             return True
-        if self._copies != self._pending_swaps():  # the removal of a copy comes last, and changes no generation
+        if self._copies != self._pending_swaps():  # the last step of a swap removes the copy, without a new generation
             return True
         return any(self._inode(base) != inode for base, inode in self._inodes.items())
 
@@ -238,9 +241,9 @@ class _PartitionInspector:
             self._compare_with_state(path, checkpoint)
 
     def _compare_with_state(self, path: str, checkpoint: Checkpoint) -> None:
-        """Compare the checkpoint with the page.
+        """Compare the checkpoint with the state page.
 
-        It was read after the page, so it may be ahead by concurrent appends.
+        The checkpoint was read after the page, so it may contain the effects of later appends.
         """
         found = self._found
         before, after = found.state.log, self._state.read().log
@@ -256,7 +259,7 @@ class _PartitionInspector:
             what = f"log start {checkpoint.log_start_offset} is below {before.log_start_offset} of the state page"
             found.add("damage", path, what)
         if checkpoint.epoch != after.epoch:
-            time.sleep(_PAUSE_S)  # a recovery writes the two one after the other
+            time.sleep(_PAUSE_S)  # a recovery writes the checkpoint and the page one after the other
             again, page = read_checkpoint(self._fs, path).checkpoint, self._state.read().log
             if again is not None and page is not None and again.epoch != page.epoch:
                 found.add("warning", path, f"epoch {again.epoch}, but the state page has {page.epoch}")

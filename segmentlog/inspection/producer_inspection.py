@@ -4,7 +4,8 @@ The batches of each producer are checked in order of their offsets. They are com
 in ``.txnindex``, the entries of ``.snapshot`` and the last stable offset of the state page.
 
 A snapshot may know more than the log: batches removed by retention, compaction, a repair or a crash, all below
-`_intact_from`. It never knows less, except of producers whose id no name owns: a log forgets those after a while.
+`_intact_from`. It knows at least as much as the log, except about producers without a name: a log forgets those after a
+while.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class _Producer(msgspec.Struct):
 
 
 class _OpenTransaction(msgspec.Struct):
-    """An open transaction as loading would find it, in the newest snapshot and the batches after it."""
+    """An open transaction, as a process would load it from the newest snapshot and the batches after it."""
 
     epoch: int
     first_offset: int
@@ -69,7 +70,7 @@ class ProducerInspector:
         self._open: dict[int, _OpenTransaction] = {}
         self._intact_from = max(bases[0] if bases else 0, self._compacted_below())
         self._snapshot_base = -1
-        """Segment of the newest snapshot, from which loading would begin."""
+        """Segment of the newest snapshot. A process would load the state of the producers from there on."""
         self._broken_at = -1
         """End offset of the last damage that may hide a batch or a marker."""
         self._tracked_any = False
@@ -77,7 +78,7 @@ class ProducerInspector:
         """The largest timestamp of the segments so far."""
 
     def _compacted_below(self) -> int:
-        """Return the offset below which compaction may have removed batches, or their producers' numbers."""
+        """Return the offset below which compaction may have removed batches, or their producer ids and sequences."""
         found = self._found
         checkpoint, active = found.checkpoint.checkpoint, self._bases[-1] if self._bases else 0
         if checkpoint is None or found.checkpoint.is_damaged:
@@ -185,7 +186,7 @@ class ProducerInspector:
         known.next_offset = batch.next_offset
 
     def _is_intact(self, offset: int) -> bool:
-        """Return whether everything that was appended from this offset on is still there unchanged."""
+        """Return whether everything that was appended from this offset on still exists unchanged."""
         return offset >= self._intact_from
 
     def _check_sequence(self, path: str, batch: Tracked, known: _Producer) -> None:
@@ -234,7 +235,7 @@ class ProducerInspector:
             self._add_cache(path, wrong + rest, wrong)
 
     def _is_gone(self, segment: SegmentFindings, offset: int) -> bool:
-        """Return whether the batch at this offset is damaged now, or was cut out."""
+        """Return whether the batch at this offset is damaged now, or its offset is in a lost range."""
         checkpoint = self._found.checkpoint.checkpoint
         if checkpoint is not None and find_containing(checkpoint.lost_ranges, offset) is not None:
             return True
@@ -293,7 +294,7 @@ class ProducerInspector:
     # ------------------------------------------------------------ the partition as a whole
 
     def finish(self) -> None:
-        """Check open transactions, the last stable offset, and whether checkpoint and page know of the producers."""
+        """Check open transactions, the last stable offset, and that checkpoint and state page record the producers."""
         found = self._found
         found.has_producers = found.has_producers or self._tracked_any
         found.open_transactions = [
@@ -306,7 +307,7 @@ class ProducerInspector:
             end_offset = log.log_end_offset
         for opened in found.open_transactions:
             who = f"producer {opened.producer_id} (epoch {opened.epoch})"
-            what = f"{who} has a transaction open: these records are not decided yet"
+            what = f"{who} has a transaction open: these records are neither committed nor aborted yet"
             found.add("note", found.folder, what, base_offset=opened.first_offset, end_offset=end_offset)
         if found.is_unaware_of_producers:
             path = f"{found.folder}/{CHECKPOINT_FILE}"

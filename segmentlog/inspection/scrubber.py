@@ -161,7 +161,8 @@ class Scrubber:
         if self._segments:
             target, base, following = self._segments.popleft()  # an error skips the segment in this pass
             with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
-                # Skip segments that are only in the object store: it protects its data, and repeated downloads cost.
+                # Skip segments that are only in the object store: the object store protects its data itself, and
+                # each pass would pay for downloads again.
                 if read_stub(self._fs, segment_stem(target.folder, base) + LOG_SUFFIX) is None:
                     self._current = _SegmentPass(self._fs, target, base, following)
             return True
@@ -211,7 +212,7 @@ class Scrubber:
             self._finish()
 
     def _finish(self) -> None:
-        """Take over the findings of the current segment, unless the file was replaced or deleted meanwhile."""
+        """Replace the earlier findings about the current segment, unless its file was replaced or deleted meanwhile."""
         current, self._current = self._current, None
         if current is None:
             return

@@ -35,7 +35,7 @@ _SECTOR = 4096
 class Gap(msgspec.Struct, frozen=True):
     """Offsets ``[base_offset, end_offset)`` that no batch has, between intact batches.
 
-    ``position``: the later batch.
+    ``position`` is that of the batch after them.
     """
 
     position: int
@@ -125,7 +125,7 @@ class SegmentFindings(msgspec.Struct):
         return at if at < len(self.base_offsets) and self.base_offsets[at] < end_offset else None
 
     def is_boundary(self, position: int) -> bool:
-        """Return whether a batch, or a range of broken bytes, begins or ends here."""
+        """Return whether a batch, or a range of broken bytes, begins or ends at ``position``."""
         if position in (0, self.end_position) or any(broken.position == position for broken in self.broken):
             return True  # ranges are adjacent: where one ends, the next begins
         at = bisect_left(self.positions, position)
@@ -182,7 +182,7 @@ def inspect_segment(
 
 
 def segment_context(fs: FileSystem, path: str, base: int) -> SegmentContext:
-    """Return what the index files of a segment and its topic file say of its batches. Missing files say nothing."""
+    """Return facts about a segment's batches from its index files and its topic's file. Each file may be missing."""
     batch_limit = MAX_RAW_SIZE
     folder = os.path.dirname(os.path.dirname(os.path.abspath(path)))
     with failures_ignored(ValueError, KeyError, TypeError):
@@ -322,8 +322,8 @@ def index_flaws(
     for a sealed segment, whose last entry must be the closing entry. If the log is not ``live``, entries after the
     limit may also be spoiled by a power cut.
 
-    Missing entries are not a flaw: the files are written after the log, and completed when needed. Nor are entries at
-    an interval other than the current setting.
+    Missing entries are not a flaw: the files are written after the log, and completed when needed. Entries at an
+    interval other than the current setting are not a flaw, either.
     """
     offset_bytes, time_bytes = (
         _read_index(fs, found.stem + INDEX_SUFFIX),
@@ -385,7 +385,10 @@ def _first_wrong_entry(
 
 
 def _fits(found: SegmentFindings, stamp: int, known: int) -> bool:
-    """Return whether a timestamp fits: batches that are damaged now had timestamps, too."""
+    """Return whether ``stamp``, the largest timestamp in an index entry, fits the intact batches, which have ``known``.
+
+    It may be larger in a damaged segment: the entry may include batches that are damaged now.
+    """
     return stamp == known or (stamp > known and found.is_damaged)
 
 

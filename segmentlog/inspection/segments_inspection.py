@@ -97,7 +97,11 @@ class LogInspector:
         return checkpoint.log_start_offset if checkpoint else 0
 
     def _tail_from(self, base: int) -> int | None:
-        """Return the byte of a segment from which on recovery decides what counts; None if no byte is in question."""
+        """Return the first position in a segment that is above the recovery point, or None.
+
+        From this position on, bytes may be torn: the next open decides which batches remain. If the state page is
+        trusted, the result is None: the page records the log end exactly.
+        """
         checkpoint = self._found.checkpoint.checkpoint
         if self._found.live and self._found.state.log is not None:
             return None
@@ -164,13 +168,13 @@ class LogInspector:
     def _report_unread(self, path: str, base: int, next_base: int | None, error: SegmentlogError) -> SegmentFindings:
         """Report a segment that is only in the object store and cannot be read.
 
-        It is cut out only if the object store says that it is gone.
+        `repair` cuts it out only if the object store reports that its object does not exist.
         """
         size_bytes, end_offset = self._fs.stat(path).st_size, base if next_base is None else next_base
         if isinstance(error, SegmentGone):
             self._found.add("damage", path, str(error), 0, size_bytes, base, end_offset)
             self._found.cuts.append(Cut(base, path, 0, size_bytes, base, end_offset, str(error)))
-        elif isinstance(error, CorruptBatch):  # its stub is damaged, but the manifest has the same content
+        elif isinstance(error, CorruptBatch):  # the stub is damaged, but the manifest repeats its content
             what = f"{error.found}: the segment cannot be read; 'segmentlog ship' writes the stub again"
             self._found.add("damage", error.path, what)
         else:

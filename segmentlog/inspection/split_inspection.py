@@ -58,7 +58,7 @@ class SegmentResult(msgspec.Struct, frozen=True):
 def list_segment_jobs(fs: FileSystem, path: str, topic: str) -> list[SegmentJob]:
     """Return the segments of a topic that exist. Raises OSError.
 
-    It is a guess if other processes append, retain or compact: the inspection may find other segments later.
+    If other processes append, apply retention or compact, the list may be out of date when the inspection runs.
     """
     jobs = []
     for number in list_partitions(fs, f"{path}/{topic}")[0]:
@@ -94,7 +94,7 @@ def split(jobs: Sequence[SegmentJob], workers: int) -> list[list[SegmentJob]]:
 
 
 def inspect_job(fs: FileSystem, job: SegmentJob) -> SegmentResult | None:
-    """Inspect one segment. Return None if the file system refuses: the requesting process then tries itself."""
+    """Inspect one segment. Return None after an error; the requesting process then inspects the segment itself."""
     tally = Tally()
     try:
         # Before the first byte is read: a write in between must make the stamp outdated.
@@ -143,7 +143,7 @@ _TRACKED_FIELDS = len(Tracked.__struct_fields__) - 1
 def pack(found: SegmentFindings) -> bytes:
     """Pack findings: less than a byte for a batch, ten for a batch with a producer.
 
-    A pickle needs 32 and some 40 more.
+    A pickle needs 32 bytes for a batch, and about 72 with a producer.
     """
     batches = _pack_table([np.frombuffer(getattr(found, name), np.int64) for name in _COLUMNS])
     rows = [msgspec.structs.astuple(batch)[:-1] for batch in found.tracked]

@@ -84,10 +84,9 @@ def _roundrobin(members: list[str], subscribers: Mapping[str, list[str]], counts
 class _Sticky:
     """The sticky strategy: keep valid parts of the previous assignment, assign free partitions, then balance.
 
-    Balancing searches for a chain of members in which each can pass a partition to the next, from a member
-    to one with at least two partitions fewer. With equal subscriptions a chain has one step. If no
-    chain is left, no other assignment is more balanced (optimal semi-matchings: Harvey, Ladner, Lovasz and
-    Tamir 2003).
+    Balancing searches for a chain of members in which each member can pass a partition to the next. The last member
+    must have at least two partitions fewer than the first. With equal subscriptions a chain has one step. If no chain
+    is left, no other assignment is more balanced (optimal semi-matchings: Harvey, Ladner, Lovasz and Tamir 2003).
     """
 
     def __init__(
@@ -155,7 +154,7 @@ class _Sticky:
                 for topic in sorted(self._owned[giver]):
                     if not self._owned[giver][topic] or topic in seen_topics:
                         continue
-                    seen_topics.add(topic)  # its first owner already reaches all of its subscribers
+                    seen_topics.add(topic)  # the first giver of this topic has already reached all of its subscribers
                     for taker in self._subscribers[topic]:
                         if taker not in came:
                             came[taker] = (giver, topic)
@@ -172,7 +171,7 @@ class _Sticky:
         return None
 
     def _move(self, giver: str, topic: str, taker: str) -> None:
-        """Move the partition whose move costs least: one that the taker had before, else one new to the giver."""
+        """Move a partition: preferably one that the taker had before, else one that the giver did not have."""
         partitions = self._owned[giver][topic]
         had = self._before.get
         tp = min(partitions, key=lambda tp: (had(tp) != taker, had(tp) == giver, -tp.partition))

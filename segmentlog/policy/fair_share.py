@@ -39,7 +39,7 @@ def split_by_backlog(backlogs: Mapping[Key, int], limit: int) -> dict[Key, int]:
 class Turns(Generic[Key]):
     """The order in which keys are served under a limit that the first keys of a cycle may use up.
 
-    Each other key is served at most once before a waiting key comes first. Not thread-safe.
+    While a key waits, each other key is served at most once before it. Not thread-safe.
     """
 
     def __init__(self) -> None:

@@ -6,7 +6,7 @@ from segmentlog.config import FsyncPolicy
 
 
 def append_must_sync(policy: FsyncPolicy, *, unsynced_records: int, unsynced_bytes: int) -> bool:
-    """Return whether an append must fsync before it returns. Both amounts include the append itself."""
+    """Return whether an append must fsync before it returns. Unsynced records and bytes include those of the append."""
     if policy.kind == "always":
         return True
     if policy.kind == "records":

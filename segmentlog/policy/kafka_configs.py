@@ -168,9 +168,9 @@ def to_engine(
     texts: dict[str, str] = {}
     for name, value in settings.items():
         if value is None:
-            raise InvalidConfig(name, value, "a value")
+            raise InvalidConfig(name, value, "a value is required")
         if name not in _KNOWN:
-            raise InvalidConfig(name, value, f"a key of a topic: {', '.join(_KNOWN)}")
+            raise InvalidConfig(name, value, f"expected a key of a topic: {', '.join(_KNOWN)}")
         texts[name] = _checked(name, value) if name in SETTINGS else value
     changes |= {name: value for name, value in texts.items() if name in TOPIC_CONFIG_KEYS}
     codec = before.replace(

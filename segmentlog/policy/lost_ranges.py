@@ -44,7 +44,7 @@ def is_lost(ranges: Ranges, base_offset: int, end_offset: int) -> bool:
 def count_offsets(ranges: Ranges, base_offset: int, end_offset: int) -> int:
     """Count the offsets in ``[base_offset, end_offset)`` that no lost range covers; 0 for an empty interval.
 
-    Every count and every lag comes from here. It is an upper bound of the number of records: compaction, control
+    All counts and lags use this function. The result is an upper bound of the number of records: compaction, control
     batches and aborted transactions leave further offsets without a record.
     """
     lost = (min(one.end_offset, end_offset) - max(one.base_offset, base_offset) for one in ranges)
@@ -52,7 +52,7 @@ def count_offsets(ranges: Ranges, base_offset: int, end_offset: int) -> int:
 
 
 def advance(ranges: Ranges, offset: int, count: int) -> int:
-    """Return the lowest end offset for which `count_offsets` from ``offset`` is ``count``, which is 1 or more."""
+    """Return the offset after ``count`` (1 or more) offsets from ``offset`` on, without those in lost ranges."""
     for lost in ranges:
         if lost.end_offset > offset:
             before = max(lost.base_offset - offset, 0)

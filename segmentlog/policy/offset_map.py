@@ -144,7 +144,7 @@ class OffsetMap:
         return True
 
     def _last_of_runs(self, order: _Indices, same: Flags) -> Flags:
-        """Return for each entry in ``order`` whether it is among the last of its key, and not before a dead entry."""
+        """Return for each entry in ``order`` whether it stays: among the last of its key, and no dead entry follows."""
         count = len(order)
         places = np.arange(count)
         starts = np.flatnonzero(np.concatenate(([True], ~same)))
@@ -227,7 +227,7 @@ class OffsetMap:
     # ------------------------------------------------------------ asking
 
     def kept(self, base_offset: int, end_offset: int) -> Offsets:
-        """Return the offsets in ``[base_offset, end_offset)`` that are among the last of their keys, ascending."""
+        """Return the offsets in ``[base_offset, end_offset)`` of the entries that the map retains, ascending."""
         offsets = self._offsets[: self.count]
         first, last = np.searchsorted(offsets, np.array((base_offset, end_offset), np.int64))
         return offsets[first:last]
@@ -255,7 +255,7 @@ class OffsetMap:
     # ------------------------------------------------------------ older versions, if several are kept
 
     def add_older(self, low: Uint64Array, high: Uint64Array, offsets: Offsets) -> None:
-        """Add records with offsets below all entries, in offset order, for `superseded`."""
+        """Add records for `superseded`, in offset order. Their offsets must be below those of all entries."""
         found = self.find(low, high)
         known = np.flatnonzero(found >= 0)
         if len(known):

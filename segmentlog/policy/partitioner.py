@@ -147,7 +147,7 @@ def rows_by_partition(partitions: npt.NDArray[np.signedinteger]) -> dict[int, Ro
 
 
 def error_of_rows(error: Exception, rows: Rows | None) -> Exception:
-    """Return an error of an append of these rows, with the record's index changed to that in the whole list."""
+    """Return the error of an append of these rows, with the index of the record in the whole list."""
     if rows is None:
         return error
     if isinstance(error, RecordTooLarge):
@@ -159,7 +159,10 @@ def error_of_rows(error: Exception, rows: Rows | None) -> Exception:
 
 
 def ranks_of(rows_of: Mapping[int, Rows | None]) -> npt.NDArray[np.int64] | None:
-    """Return for each row how many rows before it go to the same partition, or None if that is its index."""
+    """Return for each row how many earlier rows go to the same partition.
+
+    Return None if all rows go to one partition: the number is then the index of the row.
+    """
     rows = [some for some in rows_of.values() if some is not None]
     if not rows:
         return None
@@ -226,7 +229,7 @@ def _murmur2_of_all(keys: Sequence[bytes]) -> Hashes:
 
 
 def _murmur2_of_joined(padded: bytes, lengths: Lengths) -> Hashes:
-    """Return the murmur2 of concatenated keys. Four bytes must follow them: the last tail is read as a whole word."""
+    """Return the murmur2 of concatenated keys. Four bytes must follow: each key's last bytes are read as a word."""
     longest = int(lengths.max())
     if longest == lengths.min():
         # The keys are the rows of a matrix, and word w of each is a column of it.

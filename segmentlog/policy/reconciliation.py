@@ -35,7 +35,7 @@ class Holding(msgspec.Struct, frozen=True):
 
     epoch: int = 0
     previous_epoch: int = 0
-    """Still valid, because the response with ``epoch`` may have been lost."""
+    """The epoch before ``epoch``. It is still valid, because the response with ``epoch`` may have been lost."""
     stage: Stage = Stage.SETTLED
     assigned: frozenset[PartitionId] = NOTHING
     revoking: frozenset[PartitionId] = NOTHING
@@ -61,7 +61,7 @@ def reconcile(
 ) -> Holding:
     """Return the assignment of a member after one of its heartbeats.
 
-    target, target_epoch  its target assignment, and the epoch of that
+    target, target_epoch  the target assignment of the member, and its epoch
     owned                 the partitions that the member reports to own; None if it reports none
     is_free               returns whether no other member holds a partition
     """
@@ -79,5 +79,6 @@ def reconcile(
     lacking = target - kept
     free = frozenset(partition for partition in lacking if is_free(partition))
     stage = Stage.SETTLED if len(free) == len(lacking) else Stage.AWAITING
-    settled = holding.in_epoch(target_epoch)  # one step: previous_epoch must be the epoch that the member knows
+    # Not from `epoch`: previous_epoch must be the epoch that the member knows, and it does not know `epoch` yet.
+    settled = holding.in_epoch(target_epoch)
     return msgspec.structs.replace(settled, stage=stage, assigned=kept | free, revoking=NOTHING)

@@ -1,6 +1,6 @@
 """Decide at which offset and epoch a recovered log resumes: a decision table.
 
-``end`` is the end offset of the last intact batch.
+``end`` is the end offset of the last intact batch. A checkpoint file has two slots: see `segmentlog.format.checkpoint`.
 
     checkpoint   result of the scan           resume at              epoch    reason
     none         no segment                   0                      0        the partition is new

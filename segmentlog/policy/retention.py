@@ -67,8 +67,9 @@ def expired_segments(
 ) -> Iterator[Expired]:
     """Yield the segments to delete, oldest first. Reads ``candidates`` only up to the first segment to keep.
 
-    ``size_bytes`` returns the size of the whole partition, and is called only if that is limited. The
-    active segment, if it comes last, can expire by age and size, too: the caller rolls it first.
+    ``size_bytes`` returns the size of the whole partition, and is called only if `retention.bytes` is set. If the
+    active segment is the last candidate, it can expire by age and size, too: the caller then rolls it before the
+    deletion.
     """
     if not config.deletes:
         return
@@ -101,7 +102,7 @@ def deleted_segments(bases: Sequence[int], log_start_offset: int, end_base: int)
     """Return the segments of a folder that are below the log start offset, by their base offsets.
 
     Their files are marked for deletion, or a crash has undone their deletion. ``bases`` must ascend. The last segment
-    below ``end_base`` ends there at the latest.
+    below ``end_base`` ends at ``end_base`` at the latest.
     """
     before = [base for base in bases if base < end_base]
     return [base for base, following in pairwise([*before, end_base]) if following <= log_start_offset]

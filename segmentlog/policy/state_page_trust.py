@@ -4,13 +4,13 @@
     is of another boot or folder, or damaged    any                              distrusted
     was not in the kernel's memory ever since   any                              distrusted: it may be any earlier
     it was created                                                               version
-    records a rewrite of the log, or a failed   any                              trusted so far that a recovery
-    fsync                                                                        starts at the end that it records
+    records a rewrite of the log, or a failed   any                              trusted: a recovery starts at
+    fsync                                                                        the end that the page records
     has another epoch than the checkpoint, or   any                              distrusted: page or checkpoint was
     a higher ceiling                                                             restored from elsewhere
-    records an end after the end of the         active segment shorter           distrusted: the same
+    records an end after the end of the         active segment shorter           distrusted: the same reason
     active segment
-    records an end at which an intact batch     active segment longer, no        distrusted: the same
+    records an end at which an intact batch     active segment longer, no        distrusted: the same reason
     continues the log                           running append
     none of these                               agree with the page              trusted
 

@@ -29,7 +29,7 @@ class RefusedTimestamps(NamedTuple):
     """Records of one list or batch whose timestamps a topic does not accept."""
 
     indices: tuple[int, ...]
-    """Positions of the records, ascending, the first `NAMED_MAX` of them."""
+    """Indices of the records, ascending; at most the first `NAMED_MAX`."""
     found_ms: int
     """Timestamp of the first of them."""
     accepted: str
@@ -41,8 +41,10 @@ def accepts_timestamps(
 ) -> bool:
     """Return whether the topic accepts every timestamp from ``first_ms`` to ``last_ms``, milliseconds since 1970.
 
-    ``after_default_ms`` is the limit after the clock for a topic that does not set it. The result may be false although
-    `refused_timestamps` accepts all: for records without a timestamp (-1) in a topic with a limit before the clock.
+    ``after_default_ms`` limits how far timestamps may be after the clock if the topic does not set this limit.
+
+    The result may be false although `refused_timestamps` accepts all records. That happens if a record has no
+    timestamp (-1) and the topic limits how far timestamps may be before the clock.
     """
     if first_ms < EARLIEST_MS or last_ms > LATEST_MS:
         return False

@@ -1,8 +1,9 @@
 """Decide what of a log to upload next, and what the manifest then says. Pure: values in, decisions out.
 
 The manifest's entry of a partition describes the whole log at one time: segments, and after them chunks. A newer entry
-replaces it only if that reaches as far, or as far as the log still reaches. So records that were reported as shipped
-stay in the object store while local segments are compacted, truncated or merged, until the replacement is uploaded.
+replaces it only if the newer entry ends at the same offset or later, or at the end of a log that was truncated. So
+records that were reported as shipped stay in the object store while local segments are compacted, truncated or merged,
+until the replacement is uploaded.
 """
 
 from __future__ import annotations
@@ -20,19 +21,25 @@ from segmentlog.records import EpochStart, LostRange
 GRANT_MIN: Final = 1 << 20
 """Smallest number of offsets that an offset grant covers after the log end."""
 _GRANT_S: Final = 120
-"""A grant covers the appends of this time, if they are more. It is extended when half of it is used."""
+"""A grant covers the appends of this many seconds, if they need more offsets than `GRANT_MIN`.
+
+The grant is extended when half of it is used.
+"""
 TAIL_BYTES: Final = 128 << 20
 """Upper limit for data shipped as chunks in one cycle. Older data waits for the upload of its whole segment."""
 SEALED_PIECE_BYTES: Final = 4 << 20
 """Ship at most this much of a sealed segment as a chunk. More would be uploaded twice: the segment follows soon."""
 INLINE_BYTES: Final = 8 << 10
-"""A tail up to this size is stored in the manifest, which saves a request, if the inline tails there are as small."""
+"""Largest tail that is stored in the manifest, which saves a request.
+
+The inline tails that the manifest already contains must not exceed this size in total.
+"""
 _FINAL_PARTS: Final = 64
 """A chunk of at least this fraction (1/64) of its segment is not merged into a larger chunk any more."""
 _FINAL_MIN_BYTES: Final = 64 << 10
 _WASTE_MIN_BYTES: Final = 256 << 10
 _LIVE_PARTS: Final = 4
-"""A tail of which less than this fraction (1/4) is referred to is emptied: its chunks go into the next tail."""
+"""If chunks use less than this fraction (1/4) of a tail, it is emptied: they are uploaded again in the next tail."""
 
 
 class LocalSegment(msgspec.Struct, frozen=True):
@@ -53,7 +60,7 @@ class LocalSegment(msgspec.Struct, frozen=True):
 
 
 class LocalLog(msgspec.Struct, frozen=True):
-    """Snapshot of what is on disk of a partition."""
+    """Snapshot of the part of a partition's log that is on the local disk."""
 
     number: int
     log_start_offset: int
@@ -196,7 +203,7 @@ def _has_to_wait(segment: LocalSegment, piece: Piece, room_bytes: int) -> bool:
 
 
 def _min_end_offset(local: LocalLog, shipped: ShippedPartition) -> int:
-    """Return the end offset that a new entry must reach: that of the current one, unless the log gave up its end."""
+    """Return the end offset that a new entry must reach: that of ``shipped``, or a lower log end in a newer epoch."""
     given_up = local.epochs[-1].epoch > shipped.epoch
     return min(shipped.end_offset, local.end_offset) if given_up else shipped.end_offset
 
@@ -207,7 +214,7 @@ def _continue_chunks(
     """Return (chunks of a segment that stay, the piece to upload after them).
 
     Small last chunks are uploaded again together with the data after them if that is at least as large. So a segment
-    has few chunks, and no byte is uploaded more often than the logarithm of the number of chunks without merging.
+    has few chunks. If there were n chunks without this merging, each byte is uploaded at most about log(n) times.
     """
     kept = [chunk for chunk in chunks if chunk.position + chunk.size_bytes <= segment.size_bytes]
     end_offset = min(segment.end_offset, local.end_offset)
@@ -234,10 +241,11 @@ def manifest_entry(
 ) -> ShippedPartition:  # fmt: skip
     """Return the next entry of a partition after the plan was carried out; ``chunks`` are the uploaded pieces.
 
-    ``stable_offset``: the entry's markers decide every transaction below it; -1 if that is unknown, then the current
-    entry's counts. ``is_unchanged`` is as for `plan_upload`, for all chunks that were shipped before.
+    The markers in the entry decide every transaction below ``stable_offset``. If it is -1 (unknown), the entry keeps
+    the stable offset of ``shipped``. ``is_unchanged`` is as for `plan_upload`, for all chunks of ``shipped``.
     """
-    if shipped is not None and plan.keeps_entry:  # with its own epochs and lost ranges: the local ones are newer
+    if shipped is not None and plan.keeps_entry:
+        # Keep its epochs and lost ranges, too: the local ones are newer than the records of the entry.
         return replace(shipped, offset_grant=max(offset_grant, shipped.offset_grant))
     next_chunks = sorted((*plan.kept_chunks, *chunks), key=lambda chunk: (chunk.segment, chunk.position))
     generation = shipped.generation if shipped else 0
@@ -267,7 +275,7 @@ def manifest_entry(
 
 
 def grant_only_entry(number: int, offset_grant: int, first: EpochStart) -> ShippedPartition:
-    """Return the entry of a partition of which nothing can be shipped yet: it contains only the offset grant."""
+    """Return the manifest entry of a partition whose records cannot be uploaded yet: only the offset grant."""
     return ShippedPartition(number, offset_grant, 0, 0, 0, (first,))
 
 
@@ -298,20 +306,24 @@ def extend_grant(end_offset: int, offset_grant: int, records_per_s: float) -> in
 
 
 def fits_inline(size_bytes: int, inline_bytes: int) -> bool:
-    """Return whether a new tail is stored in the manifest, which has inline tails of ``inline_bytes`` in total."""
+    """Return whether to store a new tail in the manifest, whose inline tails have ``inline_bytes`` in total."""
     return size_bytes <= INLINE_BYTES and inline_bytes <= INLINE_BYTES
 
 
 def tails_to_move(sizes: Mapping[int, int]) -> set[int]:
-    """Return which inline tails move into the next tail object; ``sizes`` are their bytes, by number.
+    """Return the numbers of the inline tails to move into the next tail object.
 
-    That is all of them, once they are larger than a new inline tail may be.
+    ``sizes`` has the size in bytes of each inline tail, by its number. All of them move at once, when together they
+    are larger than a new inline tail may be.
     """
     return set(sizes) if sum(sizes.values()) > INLINE_BYTES else set()
 
 
 def wasted_tails(sizes: Mapping[int, int], chunks: Iterable[Chunk]) -> set[int]:
-    """Return the tails of which too little is still referred to by ``chunks``; ``sizes`` are their bytes, by number."""
+    """Return the numbers of the tails of which ``chunks`` use too small a part.
+
+    ``sizes`` has the size in bytes of each tail, by its number.
+    """
     live = dict.fromkeys(sizes, 0)
     for chunk in chunks:
         live[chunk.tail] = live.get(chunk.tail, 0) + chunk.size_bytes

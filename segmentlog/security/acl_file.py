@@ -14,9 +14,9 @@ A word with spaces or quotes, or with a ``#`` at its start, is written as a JSON
 end for a prefix; ``group=raw*`` is the one group whose name ends with a star. Text after ``#`` is a comment, which
 stays when a Kafka client adds or deletes rules.
 
-A malformed line makes the whole file invalid. A rule that can never apply, or is probably a mistake, causes a warning:
-a topic name that no topic can have, an address that no client has, a group name with a comma. Clients cannot add a rule
-that can never apply; in a file it is not an error, because older servers wrote such rules.
+A malformed line makes the whole file invalid. A rule that is probably a mistake causes a warning, for example one for a
+group name with a comma. So does a rule that can never apply: its topic name is not valid, or a client cannot have its
+address. Clients cannot add such a rule. In a file it is only a warning, because older servers wrote such rules.
 """
 
 from __future__ import annotations
@@ -53,8 +53,9 @@ class Acls(NamedTuple):
     """Warnings about rules that are valid but probably a mistake, each with its line."""
 
     def changes_from(self, before: Acls) -> str:
-        """Return how many rules and super users there are now, and how many were added and removed, without their
-        names.
+        """Return how many rules and super users there are now, and how many were added and removed since ``before``.
+
+        The text contains no names.
         """
         rules, had = set(self.rules), set(before.rules)
         return (
@@ -88,7 +89,7 @@ def parse_acls(path: str, data: bytes) -> Acls:
 
 
 def with_rules(path: str, data: bytes, added: Iterable[Rule]) -> bytes:
-    """Return the file with rules added at its end, except those that it contains."""
+    """Return the file with rules added at its end, except those that it already contains."""
     existing = set(parse_acls(path, data).rules)
     text = data.decode()
     if text and not text.endswith("\n"):
@@ -141,7 +142,9 @@ def _check_applies(rule: Rule) -> None:
     if rule.resource_type is ResourceType.TOPIC:
         _check_topic(rule)
     if rule.host != ANYTHING and not _may_be_a_client(rule.host):
-        raise _Malformed(f"no client has the address {rule.host}, so the rule never applies. Leave 'from' out for all.")
+        raise _Malformed(
+            f"no client has the address {rule.host}, so the rule never applies. For all addresses, leave out 'from'."
+        )
 
 
 def _check_topic(rule: Rule) -> None:

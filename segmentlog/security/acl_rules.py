@@ -111,7 +111,10 @@ class RuleIndex:
         return is_allowed
 
     def allow_any(self, principal: Principal, host: str, operation: Operation) -> bool:
-        """Return whether the rules allow the operation on some name: no denying rule covers all of an allowing rule."""
+        """Return whether the rules allow the operation on at least one name.
+
+        They do if there is an allowing rule of which no single denying rule covers all names.
+        """
         allowed: list[Rule] = []
         denied_names, denied_prefixes = set(), set()
         for rule in self._all():

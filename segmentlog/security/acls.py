@@ -110,7 +110,7 @@ class Authorizer:
         return False
 
     def refresh(self) -> None:
-        """Reload the file if it changed, like a decision does; for a server without clients."""
+        """Reload the file if it changed, as each decision does. A server calls this in case it has no clients."""
         self._file.current()
 
     def reload(self) -> None:

@@ -53,10 +53,10 @@ class ByAddress(Generic[T]):
         return len(self._items.get(network_of(host), ()))
 
     def oldest(self, host: str | None = None, may_be: Callable[[T], bool] | None = None) -> T | None:
-        """Return the first item of the address with the most items, or of ``host``, else None.
+        """Return the oldest item of the address with the most items, or of ``host`` if given, or else None.
 
-        With ``may_be``, return the first item for which it returns True, if need be from the address with the next most
-        items.
+        With ``may_be``, return the oldest item for which ``may_be`` returns True. Try the addresses in order of their
+        number of items, from the most on.
         """
         if may_be is None:
             return next(iter(self._crowd(host)), None)
@@ -64,7 +64,7 @@ class ByAddress(Generic[T]):
         return next((item for items in crowds for item in items if may_be(item)), None)
 
     def newest(self) -> T | None:
-        """Return the last item of the address with the most items; None if this is empty."""
+        """Return the newest item of the address with the most items; None if this object is empty."""
         return next(reversed(self._crowd(None)), None)
 
     def _crowd(self, host: str | None) -> dict[T, None]:

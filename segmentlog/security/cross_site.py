@@ -20,7 +20,8 @@ _full_names: dict[int, str] = {}
 def names_of_machine(host: str, further: Iterable[str] = ()) -> frozenset[str]:
     """Return the host names, in lower case, under which a server that listens on ``host`` accepts requests.
 
-    `is_own_name` also accepts addresses and the machine's full name. A thread looks that up, because DNS may be slow.
+    `is_own_name` also accepts addresses and the machine's full name. A thread looks up the full name, because DNS may
+    be slow.
     """
     pid = os.getpid()
     if pid not in _full_names:
@@ -34,7 +35,10 @@ def _look_up_full_name(pid: int) -> None:
 
 
 def is_own_name(asked: str, names: frozenset[str]) -> bool:
-    """Return whether a ``Host`` header has one of the names, or an address, to which no other name can resolve."""
+    """Return whether a ``Host`` header has one of the names, the full name of this machine, or an IP address.
+
+    An IP address is safe: DNS rebinding needs a host name.
+    """
     name = without_port(asked).lower()
     if name in names or (name and name == _full_names.get(os.getpid())):
         return True

@@ -24,9 +24,9 @@ def change_file(
 ) -> T:  # fmt: skip
     """Replace a file with the bytes that ``change`` returns for its present bytes, or for None if it does not exist.
 
-    ``change`` returns (new bytes, result), and None as bytes to change nothing; the result is returned. A lock excludes
-    other writers that use this function. Readers see the old file or the new one, also after a power cut. Without
-    ``mode`` the file keeps its own. Raise OSError.
+    ``change`` returns (new bytes, result). If the bytes are None, the file stays unchanged. This function returns the
+    result. A lock excludes other writers that use this function. Readers see the old file or the new one, also after a
+    power cut. Without ``mode`` the file keeps its own. Raise OSError.
     """
     fs = fs or FileSystem()
     real = os.path.realpath(path)

@@ -25,7 +25,7 @@ _PROHIBITED: Final = (
 
 
 def saslprep(text: str) -> str:
-    """Return the prepared form of ``text``. Raise ValueError if it has none; the message does not quote it."""
+    """Return the prepared form of ``text``. Raise ValueError, without quoting ``text``, if it has none."""
     mapped = "".join(
         " " if stringprep.in_table_c12(character) else character
         for character in text
@@ -51,7 +51,7 @@ def is_prepared(text: str) -> bool:
 
 
 def prepared(text: str) -> str:
-    """Return the prepared form, or ``text`` itself if it has none: no user has such a name or password."""
+    """Return the prepared form of ``text``, or else ``text`` itself, which is never a valid name or password."""
     try:
         return saslprep(text)
     except ValueError:

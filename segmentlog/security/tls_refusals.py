@@ -16,7 +16,7 @@ from segmentlog.storage import fork_safety
 AGAIN_S: Final = 600.0
 """Interval at which a repeated reason is logged again, with the number of handshakes since."""
 _REASONS_MAX: Final = 64
-"""Reasons that are distinguished; a client's certificate may add text of its own to a reason."""
+"""Largest number of reasons that are counted separately. A client's certificate may add its own text to a reason."""
 
 _DISTRUSTED: Final = (
     "the client rejects the server's certificate: it does not trust its authority, or it connected to a name that the"

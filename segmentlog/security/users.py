@@ -39,9 +39,9 @@ HASHES: Final = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 """Name of the hash of each mechanism."""
 ITERATIONS_MIN: Final = 4096
 ITERATIONS_MAX: Final = 1_000_000
-"""kafka-python rejects more, and a client computes all of them each time it connects."""
+"""Largest number of iterations. kafka-python rejects more, and a client computes all of them for each connection."""
 DEFAULT_ITERATIONS: Final = 16_384
-"""Kafka's maximum; takes 4 ms for each login, and for each guess."""
+"""Kafka's maximum. A login takes 4 ms, and so does each guess of a password."""
 NAME_MAX: Final = 255
 _SALT_BYTES: Final = 16
 _SALT_BYTES_MIN: Final = 12
@@ -122,7 +122,7 @@ class Users:
         return self._file.current().challenge(name, mechanism)
 
     def verify(self, name: str, password: str) -> bool:
-        """Return whether it is the user's password. Takes the same time for an unknown user."""
+        """Return whether ``password`` is that of the user. Takes the same time for an unknown user."""
         known = self._file.current()
         mechanism = known.mechanism_for(name)
         credential, is_known = known.challenge(name, mechanism)
@@ -139,7 +139,10 @@ class _LoadedUsers:
         self._iterations = {mechanism: self._usual_iterations(mechanism) for mechanism in HASHES}
 
     def _usual_iterations(self, mechanism: str) -> int:
-        """Return the iterations for unknown users: the most frequent number, so that it does not reveal them."""
+        """Return the number of iterations for unknown users.
+
+        It is the most frequent number of the file, so that it does not reveal which users exist.
+        """
         counts = Counter(found[mechanism].iterations for found in self._users.values() if mechanism in found)
         return max(counts, key=lambda count: (counts[count], count), default=DEFAULT_ITERATIONS)
 
@@ -157,7 +160,7 @@ class _LoadedUsers:
         return next((mechanism for mechanism in HASHES if mechanism in self._users.get(name, HASHES)), "SCRAM-SHA-256")
 
     def challenge(self, name: str, mechanism: str) -> tuple[Credential, bool]:
-        # Derive it for known users, too, so that both take the same time.
+        # Derive a made-up credential for known users, too, so that known and unknown users take the same time.
         made_up = self._made_up(name, mechanism)
         found = self._users.get(name, {}).get(mechanism)
         return (made_up, False) if found is None else (found, True)
@@ -193,7 +196,7 @@ def add_user(
 
 
 def remove_user(path: str, name: str, *, fs: FileSystem | None = None) -> bool:
-    """Remove a user; return whether it existed. Its open connections stay. Raise the errors of `add_user`."""
+    """Remove a user; return whether the user existed. Its connections stay open. Raise the errors of `add_user`."""
 
     def remove(before: bytes | None) -> tuple[bytes | None, bool]:
         if before is None:
@@ -222,7 +225,7 @@ def list_users(path: str, *, fs: FileSystem | None = None) -> list[User]:
 
 
 def check_name(name: str) -> None:
-    """Raise `InvalidUser` if it is not a valid user name."""
+    """Raise `InvalidUser` unless ``name`` is a valid user name."""
     if not 1 <= len(name) <= NAME_MAX or name in _RESERVED or not is_prepared(name):
         raise InvalidUser(
             f"{name!r} is not a valid user name: use 1 to {NAME_MAX} characters that SASLprep leaves unchanged;"
@@ -234,7 +237,7 @@ def check_password(password: str, iterations: int) -> None:
     """Raise `InvalidUser`, without the password, if password or iterations are invalid."""
     if not password:
         raise InvalidUser("the password is empty")
-    if not is_prepared(password):  # the message must not quote it
+    if not is_prepared(password):  # the message must not quote the password
         raise InvalidUser(
             "the password contains characters that clients encode differently (SASLprep changes or forbids them); use"
             " letters, digits and punctuation"

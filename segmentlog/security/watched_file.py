@@ -1,4 +1,4 @@
-"""Read a file that people change while a server runs; checks its modification time twice a second."""
+"""Read a file that people change while a server runs. Its modification time is checked twice a second."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class WatchedFile(Generic[T]):
     """Parsed contents of the file at ``path``, reloaded when it changes. Thread-safe.
 
     The constructor raises the error of an unreadable or invalid file. If the file becomes invalid or disappears later,
-    the previous contents stay in effect, and an error is logged, once for each state of the file. A change is logged
-    with ``describe(before, now)``, which must not reveal a secret.
+    the previous contents stay in effect, and an error is logged: once, and again when the reason changes. A change is
+    logged with ``describe(before, now)``, which must not reveal a secret.
     """
 
     def __init__(

@@ -5,10 +5,9 @@
         lost = disk.crash(seed)   # the power fails
         ...                       # disk.path shows what was on the disk
 
-Every operation on the mount goes to `ForgetfulDisk`, which tracks what was synced. The kernel's page
-cache is above it, because memory maps need one. Stores through a map arrive when the kernel writes them
-back: on msync, on fsync and when the file is closed. Before that, a crash loses them. Ordinary writes
-arrive at once.
+Every operation on the mount goes to `ForgetfulDisk`, which tracks what was synced. The kernel's page cache is above it,
+because memory maps need one. Stores through a map reach `ForgetfulDisk` when the kernel writes them back: on msync, on
+fsync and when the file is closed. Before that, a crash loses them. Ordinary writes reach it at once.
 
 A separate process serves the mount. A process that used its own mount would deadlock when it touched a
 mapped page, because it would hold the interpreter's lock.
@@ -97,7 +96,7 @@ class CrashFS:
     def close(self) -> None:
         """Unmount, and write everything to ``backing``, synced or not. Idempotent.
 
-        Raise OSError (EBUSY) if files are still in use: ``backing`` is written when they no longer are.
+        Raise OSError (EBUSY) if files are still in use. Then ``backing`` is written later, when they are closed.
         """
         if not self._closed:
             try:
@@ -361,7 +360,7 @@ class _MountServer:
                         return
                 else:
                     self._say({"busy": why})
-        # The test has ended. Processes that still use the mount can continue; the last one ends it.
+        # The test has ended. Processes that still use the mount can continue; the mount ends with the last of them.
         _unmount(self._mount_point, lazily=True)
         self._commands.put(["stop"])
 

@@ -115,9 +115,9 @@ class Disk:
         self.next_number = 2
         self.root = SimulatedFile(1, is_folder=True)
         self.effects = 0
-        """Number of calls that changed anything, including syncs."""
+        """Number of calls that changed anything on disk or in the page cache, including syncs."""
         self.on_effect: Callable[[], None] | None = None
-        """Called after each of these calls: a test can crash the machine there."""
+        """Called after each call that changed anything: a test can crash the machine at that point."""
         self.processes = 0
 
     def make_folders(self, path: str) -> None:

@@ -31,7 +31,7 @@ class Died(BaseException):
 
 
 def is_done_by_death(method: str, args: tuple[Any, ...]) -> bool:
-    """Return whether the kernel does this call for a dead process. The test's cleanup code may call it again."""
+    """Return whether the kernel does this call when a process dies, so that a later call of it must do nothing."""
     return method == "close" or (method == "flock" and bool(args[1] & fcntl.LOCK_UN))
 
 

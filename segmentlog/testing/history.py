@@ -88,13 +88,16 @@ class History:
         return offset in self._withdrawn
 
     def durable_below(self, end_offset: int) -> None:
-        """Record that the log reports all offsets below as durable: records that `check` still found must survive."""
+        """Record that the log reports all offsets below ``end_offset`` as durable.
+
+        From now on the records at these offsets must survive, except those that `check` has already found missing.
+        """
         for offset, claim in self._first.items():
             if offset < end_offset and offset not in self._withdrawn and offset not in self._gone:
                 self._durable.setdefault(offset, claim)
 
     def withdrawn(self, offset: int) -> None:
-        """Record that a process is about to truncate the log at ``offset``: claims from there on no longer count."""
+        """Record that a process is about to truncate the log at ``offset``: claims at and above it no longer count."""
         self._withdrawn.update(named for named in self._first if named >= offset)
         self._durable = {named: claim for named, claim in self._durable.items() if named < offset}
 

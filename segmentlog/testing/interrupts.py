@@ -83,13 +83,13 @@ def _points(code: CodeType) -> dict[int, str]:
 
 @functools.cache
 def _is_traced(code: CodeType) -> bool:
-    """Return whether a function is of the package or of the standard library, but not of an import or a test."""
+    """Return whether a function belongs to the package or the standard library, except import machinery and tests."""
     name = code.co_filename
     return not name.startswith("<") and name.startswith(_alike) and name != __file__ and "site-packages" not in name
 
 
 def _is_called_by_package(frame: FrameType | None) -> bool:
-    """Return whether the package or one of its callees runs in this frame."""
+    """Return whether the function of this frame belongs to the package, or was called by it, even indirectly."""
     while frame is not None:
         if frame.f_code.co_filename.startswith(_package) and frame.f_code.co_filename != __file__:
             return True
@@ -134,7 +134,10 @@ class _InterruptedRun:
         return self.step
 
     def handle(self, signum: int, frame: FrameType | None) -> None:
-        """Handle the signal. In a frame of this file the signal was noticed too early or too late, and is ignored."""
+        """Handle the signal: raise the error of this run.
+
+        If a function of this file was running, CPython noticed the signal too early or too late: ignore it.
+        """
         if frame is None or frame.f_code.co_filename == __file__:
             return
         self.place = self.aimed

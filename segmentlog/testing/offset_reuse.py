@@ -1,9 +1,9 @@
 """The scenario in which a log reuses offsets after a crash, the same for every engine.
 
     A producer appends alpha, and it is synced; then beta and gamma, which are acknowledged.
-    ScenarioConsumer A reads all three. The machine crashes and restarts.
+    Consumer A reads all three. The machine crashes and restarts.
     The producer appends delta, epsilon and zeta, and everything is synced.
-    ScenarioConsumer A continues from its position; consumer B reads from the start.
+    Consumer A continues from its position; consumer B reads from the start.
 
 kafkaesque's README describes this scenario: after the crash its log has only alpha, and assigns the
 offsets of beta and gamma to delta and epsilon. Then A has alpha, beta, gamma and zeta, B has alpha, delta,
@@ -106,7 +106,8 @@ class ScenarioConsumer:
 class ScenarioOutcome(msgspec.Struct, frozen=True):
     """The result of a scenario.
 
-    a, b       records that consumer A received, which read before the crash, and those of B, which started after it
+    a          records that consumer A received, which started before the crash
+    b          records that consumer B received, which started after the crash
     told       ranges that the log reported to A as lost
     conflicts  every rule of `History` that the log broke
     agree      whether A and B have the same records at the same offsets, except those reported to A as lost
@@ -165,7 +166,7 @@ def play(log: CrashableLog) -> ScenarioOutcome:
 
 
 def torment(log: CrashableLog, rng: random.Random, rounds: int) -> ScenarioOutcome:
-    """Append, sync and read at random, with ``rounds`` crashes. ScenarioConsumer A continues after each of them.
+    """Append, sync and read at random, with ``rounds`` crashes. Consumer A continues after each of them.
 
     A record that exists after a crash must survive later crashes: it was on the disk.
     """

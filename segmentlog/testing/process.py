@@ -38,7 +38,10 @@ class SimulatedProcess(FileSystem):
         self._dead = self._full = False
 
     def _fail_if_asked(self, name: str, call: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any] | None:
-        """Raise or return (result,) for a call that must fail; return None for a call to make normally."""
+        """Make the call fail if `fail_at` requires it: raise its error, or return (result,) of a partial write.
+
+        Return None if the caller must make the call normally.
+        """
         if self._dead:
             if is_done_by_death(name, args):
                 return (None,)

@@ -192,7 +192,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     shared = set(kind(item).listchain())
     if any(node not in shared for node, _ in item.iter_markers_with_node(_MARKER)):
         raise pytest.UsageError(
-            f"@pytest.mark.{_MARKER} on less than the server's scope, {scope}: other tests share the same server"
+            f"@pytest.mark.{_MARKER} applies to less than the server's scope, {scope}: other tests share the server"
         )
 
 

@@ -225,7 +225,10 @@ def _surviving_data(image: _Image, number: int, rng: random.Random) -> bytes:
 
 
 def _remounted_data(image: _Image, number: int, rng: random.Random) -> bytes:
-    """Return the contents of a file after a remount: any past version of a mapped file (in state 0 the newest)."""
+    """Return the contents of a file after a remount.
+
+    A mapped file, or each of its sectors, has any past version; in state 0 the whole file has the newest.
+    """
     if not image.versions:
         return _surviving_data(image, number, rng)
     if number == 0:

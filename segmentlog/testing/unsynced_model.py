@@ -145,7 +145,7 @@ class ForgetfulDisk:
         return node
 
     def link(self, old: str, new: str) -> ModelFile:
-        """Give a file another name."""
+        """Give a file one more name (a hard link)."""
         node = self.find(old)
         folder, name = self._parent(new)
         if name in folder.names:
@@ -188,7 +188,8 @@ class ForgetfulDisk:
     def sync_folder(self, folder: ModelFile) -> None:
         """Make the names in a folder durable.
 
-        A rename between two folders is one change of both, and also syncs the earlier changes of either.
+        A rename between two folders is one change of both folders. A sync of one of them makes this change durable,
+        and with it the earlier changes of the other folder.
         """
         folders = {folder.number}
         synced, rest = [], []
