@@ -152,7 +152,7 @@ def test_a_dropped_store_that_cannot_be_closed_is_let_go_of(tmp_path: Path, capl
     del store, partition
     with pytest.warns(ResourceWarning, match="was not closed"):
         gc.collect()
-    assert _soon(lambda: "cannot be closed cleanly" in caplog.text and _is_closed(tmp_path))
+    assert _soon(lambda: "could not be closed cleanly" in caplog.text and _is_closed(tmp_path))
 
 
 def test_a_dropped_partition_closes_its_descriptors(tmp_path: Path) -> None:

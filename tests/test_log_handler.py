@@ -552,7 +552,7 @@ for number in range(int(sys.argv[3])):
     logging.info("%d", number)
 if len(sys.argv) > 4:
     logging.getLogger().handlers[0].flush()
-    print("flush_within", flush=True)
+    print("flushed", flush=True)
     while True:
         logging.info("more")
 """

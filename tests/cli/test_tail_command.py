@@ -279,10 +279,10 @@ def test_consume_waits_for_what_a_pattern_may_mean(store: segmentlog.LogStore) -
 @pytest.mark.parametrize(
     ("selector", "status", "told"),
     [
-        ("a-1/[", 2, b"a '[' lacks its ']'"),
-        ("a-[", 2, b"a '[' lacks its ']'"),
-        ("a-[]", 2, b"a '[' lacks its ']'"),
-        ("a-[!]/0", 2, b"a '[' lacks its ']'"),
+        ("a-1/[", 2, b"a '[' has no ']'"),
+        ("a-[", 2, b"a '[' has no ']'"),
+        ("a-[]", 2, b"a '[' has no ']'"),
+        ("a-[!]/0", 2, b"a '[' has no ']'"),
         ("a-1/x*", 2, b"is not TOPIC or TOPIC/PARTITION"),
         ("/*", 2, b"is not TOPIC or TOPIC/PARTITION"),
         ("a-1/[89]", 1, b"no partition matches '[89]', there are 0 to 1"),

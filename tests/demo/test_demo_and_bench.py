@@ -44,7 +44,7 @@ def test_a_check_of_the_demonstration_can_fail(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(demo, "load_flights", lambda limit: flights)
     write = demo._write
     monkeypatch.setattr(demo, "_write", lambda store, _, say: write(store, changed, say))
-    with pytest.raises(demo_flights.DemoFailed, match="this does not hold"):
+    with pytest.raises(demo_flights.DemoFailed, match="this claim failed"):
         demo.run(tmp_path / "store", lambda _: None)
 
 

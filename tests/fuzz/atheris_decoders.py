@@ -26,7 +26,7 @@ with atheris.instrument_imports(include=["segmentlog", "msgspec"]):
     from segmentlog.format.producer_snapshot import (
         AbortedTransaction,
         ProducerEntry,
-        Run,
+        SequenceRun,
         encode_aborted,
         encode_snapshot,
     )
@@ -39,7 +39,7 @@ def seeds() -> list[bytes]:
     slot = encode_slot(Checkpoint(), 3)
     made = encode_marker(1, 0, committed=False, first_offset=3, now_ms=1)
     marker = bytes(made.placed_at(9, 0)) + bytes(made.payload)
-    snapshot = encode_snapshot([ProducerEntry(1, 0, (Run(0, 3, 2),), 0, 3, 5, 1)])
+    snapshot = encode_snapshot([ProducerEntry(1, 0, (SequenceRun(0, 3, 2),), 0, 3, 5, 1)])
     aborted = encode_aborted(200, [AbortedTransaction(1, 3, 9)])
     topic = b'{"format": 1, "partitions": 1, "config": {}}'
     return [plain, packed, plain + packed, slot, slot + slot, marker, snapshot, aborted, topic]

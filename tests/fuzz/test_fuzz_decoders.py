@@ -30,7 +30,7 @@ from segmentlog.format.index_file import encode_entries
 from segmentlog.format.producer_snapshot import (
     AbortedTransaction,
     ProducerEntry,
-    Run,
+    SequenceRun,
     encode_aborted,
     encode_snapshot,
 )
@@ -201,7 +201,7 @@ def test_mutated_checkpoints(data: bytes) -> None:
 any_number = st.integers(-(2**63), 2**63 - 1) | st.integers(-2, 20)
 entries = st.lists(
     st.builds(
-        ProducerEntry, any_number, any_number, st.lists(st.builds(Run, any_number, any_number, any_number), max_size=6)
+        ProducerEntry, any_number, any_number, st.lists(st.builds(SequenceRun, any_number, any_number, any_number), max_size=6)
         .map(tuple), any_number, any_number, any_number, any_number,
     ),
     max_size=4,

@@ -188,7 +188,7 @@ def test_who_is_stopped_in_the_middle_of_something_is_not_waited_for_for_ever(
     monkeypatch.setattr("segmentlog.topics.topic_admin._LOCK_WAIT_S", 0.1)
     log = store.topic("t").partition(0)
     with log.handle.folder_locked(), log.handle.folder_locked():  # more than once, too
-        with pytest.raises(PartitionBusy, match="stop it to rename it"):
+        with pytest.raises(PartitionBusy, match="Stop that process to rename it"):
             faulty.rename_topic("t", "v")
         with pytest.raises(PartitionBusy, match="stop it to delete it"):
             faulty.delete_topic("t")
@@ -478,10 +478,10 @@ def test_positions_in_a_topic_that_cannot_be_read_stay(store: LogStore) -> None:
         store.groups.reset("g", {TopicPartition(topic, 0): 1})
     path.write_bytes(b"{")
     store.delete_topic("u")
-    store._tidy_up(1)
+    store._run_periodic_work(1)
     path.write_bytes(whole)
     assert store.group_offsets.committed("g")[_T0].offset == 1
-    store._tidy_up(1_000_000)
+    store._run_periodic_work(1_000_000)
     assert len(store.group_offsets.by_topic_id("g")) == 1
 
 
@@ -533,7 +533,7 @@ def test_positions_of_deleted_topics_are_forgotten_at_last(store: LogStore) -> N
     with store.consumer("t", group="g") as consumer:
         assert [record.value for record in consumer] == [b"new"]
     assert len(store.group_offsets.by_topic_id("g")) == 1
-    store._tidy_up(1)
+    store._run_periodic_work(1)
     assert store.group_offsets.by_topic_id("g") == {}
     assert store.group_offsets.groups_with_any_offset() == []
 

@@ -133,7 +133,7 @@ class PointInTimeRestore:
         else:
             wanted = self._cuts_at_time(self._target.at_ms, read, run)
         self._requested = normalize_cuts(wanted, self._parts)
-        self._kept.cuts = dict(self._requested)
+        self._kept.cuts = self._requested.copy()
 
     def _cuts_at_time(self, at_ms: int, read: Read, run: RunJobs) -> Cuts:
         found: Cuts = {}

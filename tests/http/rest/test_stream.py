@@ -152,7 +152,7 @@ def test_one_reader_for_all(store: LogStore, http_server: HttpServer) -> None:
     assert len(with_records) < 100  # and not 20 for each append
 
 
-@pytest.mark.parametrize("where", ["read_events", "announce"])
+@pytest.mark.parametrize("where", ["read_events", "announce_waiting"])
 def test_what_nobody_expected_ends_no_stream(store: LogStore, http_server: HttpServer, where: str) -> None:
     """The reader thread survives an unexpected error, and its listeners continue."""
     log = store.create_topic("t").partition(0)

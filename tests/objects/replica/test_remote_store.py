@@ -167,7 +167,7 @@ def test_times_transactions_and_positions(tmp_path: Path, store: LogStore, bucke
         committed = values(log, isolation="read_committed")
         assert values(there, isolation="read_committed") == committed
         assert len(committed) == 11
-        assert visit.store.group_offsets.by_topic_id("g") == store.group_offsets.positions("g")
+        assert visit.store.group_offsets.by_topic_id("g") == store.group_offsets.by_topic_id("g")
         (known,), (wanted,) = there.producers(), log.producers()
         assert (known.producer_id, known.runs, known.transaction_offset) == (wanted.producer_id, wanted.runs, -1)
         with pytest.raises(ReadOnlyStore):
@@ -346,7 +346,7 @@ def test_what_it_cannot_be_told(tmp_path: Path) -> None:
         segmentlog.open("ftp://nowhere")
     with segmentlog.open(tmp_path / "store", background=False) as store, pytest.raises(InvalidConfig, match="URL"):
         store.refresh_tick()
-    with pytest.raises(InvalidConfig, match=r"only_topics.*from an object store"):
+    with pytest.raises(InvalidConfig, match=r"only_topics.*in an object store"):
         segmentlog.open(tmp_path / "store", only_topics=["a"])
 
 

@@ -225,11 +225,11 @@ def test_what_lies_wholly_behind_the_cut_is_not_brought(shipped: Shipped, monkey
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"offsets": {("b", 0): 1}}, ShippingRefused, "b/0: there is no such topic"),
+        ({"offsets": {("b", 0): 1}}, ShippingRefused, "b/0: the topic is not among the topics to restore"),
         ({"offsets": {("a", 1): 1}}, ShippingRefused, "a/1: the topic has partitions 0 to 0"),
         ({"offsets": {("a", 0): 1}}, ShippingRefused, "a/0 cannot be cut at offset 1: its log begins at 2"),
         ({"offsets": {("a", 0): 9}}, ShippingRefused, "a/0 cannot be cut at offset 9: its log ends at 6"),
-        ({"offsets": {("a", 0): -1}}, InvalidConfig, "from 0 on"),
+        ({"offsets": {("a", 0): -1}}, InvalidConfig, "a whole number of at least 0"),
         ({"offsets": {"a": 1}}, InvalidConfig, "topic, partition"),
         ({"offsets": {("__consumer_offsets", 0): 0}}, ShippingRefused, "__consumer_offsets cannot be cut"),
         ({"offsets": {("a", 0): 3}, "at": 1}, InvalidConfig, "one of the two"),
