@@ -66,4 +66,4 @@ def test_options_of_the_flights_are_refused(option: tuple[str, str]) -> None:
     """What would have no effect is not taken in silence."""
     done = CliRunner().invoke(cli, ["demo", "durability", *option])
     assert done.exit_code == 2
-    assert "are for the flights" in done.output
+    assert "are options of flights" in done.output

@@ -439,7 +439,7 @@ def test_gzip_is_written_and_read(filled: Path, tmp_path: Path) -> None:
     assert b"is not a gzip file, or is incomplete" in done.stderr
     file.write_bytes(b"nothing of the kind")
     done = cli(filled, "import", str(file), "to")
-    assert (done.returncode, b"is no gzip file" in done.stderr) == (1, True)
+    assert (done.returncode, b"is not a gzip file" in done.stderr) == (1, True)
     for name in ("x.parquet.gz", "x.csv.zst", "x.bz2", "x.zip"):
         for arguments in (("export", "from", name), ("import", name, "to")):
             assert cli(filled, *arguments).returncode == 2
@@ -511,7 +511,7 @@ def test_an_export_is_verified_by_what_imports_it(
     there: There, monkeypatch: pytest.MonkeyPatch, ending: str, harm: str
 ) -> None:
     """If import would reject, change or miss a record, there is no file, and the error says why."""
-    module, name = {"ndjson": ("transfer", "NdjsonWriter"), "csv": ("csv_file", "CsvWriter")}.get(
+    module, name = {"ndjson": ("record_files", "NdjsonWriter"), "csv": ("csv_file", "CsvWriter")}.get(
         ending.removesuffix(".gz"), ("parquet_file", "ParquetWriter")
     )
     writer = getattr(importlib.import_module(f"segmentlog.exchange.{module}"), name)
