@@ -107,7 +107,7 @@ def test_a_wrong_compaction_fails_the_demonstration(tmp_path: Path, monkeypatch:
     """A pass that keeps nothing more than it should, or less, is found."""
     flights = demo_flights.load_flights(limit=500)
     monkeypatch.setattr(Partition, "compact", lambda self: CompactionReport(self.topic, self.number))
-    with pytest.raises(demo_flights.DemoFailed, match="the last 1 of each key"):
+    with pytest.raises(demo_flights.DemoFailed, match="the last 1 records of each key"):
         demo._compact(tmp_path / "store", flights, lambda _: None)
 
 
@@ -133,7 +133,7 @@ def test_the_demo_does_not_mix_with_what_spark_made_before(tmp_path: Path) -> No
     (tmp_path / "kept-spark").mkdir()
     done = run_demo(tmp_path, "--limit", "2000", "--keep", "kept")
     assert (done.returncode, done.stdout) == (1, "")
-    assert "kept-spark: there is something already" in done.stderr
+    assert "kept-spark: it exists" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_without_spark_its_steps_are_left_out(
     said: list[str] = []
     demo_spark.run_on_spark(tmp_path / "store", demo_flights.Flights([], [], []), tmp_path / "delays.png", said.append)
     assert len(said) == 1
-    assert said[0].startswith("Steps 10 to 12 are left out. " + sentence)
+    assert said[0].startswith("Steps 12 to 14 are skipped. " + sentence)
     assert list(tmp_path.iterdir()) == []
 
 

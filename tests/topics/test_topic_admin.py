@@ -190,7 +190,7 @@ def test_who_is_stopped_in_the_middle_of_something_is_not_waited_for_for_ever(
     with log.handle.folder_locked(), log.handle.folder_locked():  # more than once, too
         with pytest.raises(PartitionBusy, match="Stop that process to rename it"):
             faulty.rename_topic("t", "v")
-        with pytest.raises(PartitionBusy, match="stop it to delete it"):
+        with pytest.raises(PartitionBusy, match="Stop that process to delete it"):
             faulty.delete_topic("t")
         faulty.rename_topic("u", "v")
     assert log.append([b"1"], ack="durable") == 0
