@@ -201,8 +201,9 @@ def test_mutated_checkpoints(data: bytes) -> None:
 any_number = st.integers(-(2**63), 2**63 - 1) | st.integers(-2, 20)
 entries = st.lists(
     st.builds(
-        ProducerEntry, any_number, any_number, st.lists(st.builds(SequenceRun, any_number, any_number, any_number), max_size=6)
-        .map(tuple), any_number, any_number, any_number, any_number,
+        ProducerEntry, any_number, any_number,
+        st.lists(st.builds(SequenceRun, any_number, any_number, any_number), max_size=6).map(tuple),
+        any_number, any_number, any_number, any_number,
     ),
     max_size=4,
 )  # fmt: skip
