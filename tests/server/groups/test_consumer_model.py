@@ -1,8 +1,8 @@
 """Any order of heartbeats, joins, departures, lost answers and restarts, in a group that goes from one protocol to the
-other and back: what holds in each, and that allow_all is read by somebody in the end.
+other and back: what holds in each, and that every partition has a reader in the end.
 
-Clients here do what Kafka's do: of the consumer protocol, and of the classic one, both those that give up allow_all in
-a rebalance and those that keep what they may.
+Clients here do what Kafka's do: of the consumer protocol, and of the classic one, both those that give up all partitions
+in a rebalance and those that keep what they may.
 """
 
 from __future__ import annotations
@@ -416,9 +416,9 @@ class _World:
             "tt",
         }
         shapes = self.catalog.shapes(subscribed)
-        allow_all = {(shape.id, number) for shape in shapes.values() for number in range(shape.partition_count)}
+        everything = {(shape.id, number) for shape in shapes.values() for number in range(shape.partition_count)}
         owned = [where for client in self.clients[:7] for where in client.owned]
-        assert sorted(owned) == sorted(allow_all)
+        assert sorted(owned) == sorted(everything)
         for client in self.clients[:4]:
             client.leave()
             self.settle()

@@ -207,8 +207,8 @@ def test_commit_and_fetch(door: _Door, version: int) -> None:
     first, second = found.topics[0].partitions
     assert (first.partition_index, first.committed_offset, first.metadata, first.error_code) == (0, 7, "m", 0)
     assert (second.committed_offset, second.error_code) == (-1, 0)
-    allow_all = door.fetch(max(version, 8)).topics
-    assert [[one.committed_offset for one in topic.partitions] for topic in allow_all] == [[7]]
+    everything = door.fetch(max(version, 8)).topics
+    assert [[one.committed_offset for one in topic.partitions] for topic in everything] == [[7]]
 
 
 def test_commits_that_are_refused(door: _Door) -> None:
