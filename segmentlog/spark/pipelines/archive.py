@@ -196,7 +196,7 @@ def _todo(
             except RecordsGone as error:
                 if not allow_gaps:
                     raise
-                start = error.find_lost_range_end
+                start = error.end_offset
                 if ends[number] > start:
                     gaps[number] = (position, start)
         if ends[number] > start:

@@ -44,21 +44,21 @@ class AnotherHistory(SegmentlogError):
 
 
 class RecordsGone(SegmentlogError):
-    """Offsets ``[position, find_lost_range_end)`` were deleted or lost before they were read."""
+    """Offsets ``[position, end_offset)`` were deleted or lost before they were read."""
 
-    def __init__(self, log: str, position: int, find_lost_range_end: int, why: str, advice: str) -> None:
-        super().__init__(log, position, find_lost_range_end, why, advice)
-        self.log, self.position, self.find_lost_range_end, self.why, self.advice = (
+    def __init__(self, log: str, position: int, end_offset: int, why: str, advice: str) -> None:
+        super().__init__(log, position, end_offset, why, advice)
+        self.log, self.position, self.end_offset, self.why, self.advice = (
             log,
             position,
-            find_lost_range_end,
+            end_offset,
             why,
             advice,
         )
 
     def __str__(self) -> str:
         return (
-            f"{self.log}: offsets {self.position} to {self.find_lost_range_end - 1} are gone: {self.why}; {self.advice}"
+            f"{self.log}: offsets {self.position} to {self.end_offset - 1} are gone: {self.why}; {self.advice}"
         )
 
 

@@ -1,8 +1,8 @@
 """Any order of heartbeats, joins, departures, lost answers and restarts, in a group that goes from one protocol to the
 other and back: what holds in each, and that every partition has a reader in the end.
 
-Clients here do what Kafka's do: of the consumer protocol, and of the classic one, both those that give up all partitions
-in a rebalance and those that keep what they may.
+Clients behave like Kafka's: those of the consumer protocol, and those of the classic one that give up all partitions in
+a rebalance, or keep what they may.
 """
 
 from __future__ import annotations
