@@ -220,6 +220,8 @@ class LogHandler(logging.Handler):
                 time.sleep(max(min(pause_s, ends_s - time.monotonic()), 0.0))
         return self._buffer.is_empty
 
+    flushed = flush_within  # its name until version 0.1
+
     def close(self) -> None:
         """Flush, up to ``flush_ms``, and drop later records. Closes a store that was given as a folder. Idempotent."""
         if not self._closed_for_good:

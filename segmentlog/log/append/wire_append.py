@@ -55,6 +55,11 @@ class WireAppended(msgspec.Struct, frozen=True, gc=False):
     needs_sync: bool = False
     """Whether the topic's policy requires a sync before the answer. The caller of `append_wire` must do it."""
 
+    @property
+    def owes_sync(self) -> bool:
+        """Return `needs_sync`: its name until version 0.1."""
+        return self.needs_sync
+
 
 def append_wire(
     handle: Handle, appender: Appender, pipeline: AppendPipeline, data: Buffer, ack: Ack | None, *, sync: bool,
