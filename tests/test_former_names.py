@@ -97,3 +97,9 @@ def test_a_command_has_its_former_name_too(former: str, name: str) -> None:
         runner.invoke(cli, [former, "--help"]).output.split("\n", 3)[3]
         == (runner.invoke(cli, [name, "--help"]).output.split("\n", 3)[3])
     )
+
+
+def test_former_members_of_public_classes() -> None:
+    """`WireAppended.owes_sync` and `LogHandler.flushed` mean what their new names mean."""
+    assert segmentlog.WireAppended(0, 1, -1, 0, 1, True).owes_sync
+    assert segmentlog.LogHandler.flushed is segmentlog.LogHandler.flush_within
