@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import logging
@@ -568,15 +569,22 @@ def _start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
 def test_many_processes_and_a_kill(tmp_path: Path) -> None:
     """What each logged is there in order, up to what it logs as it ends; who is killed harms nobody."""
     folder = tmp_path / "s"
-    killed = _start(folder, "killed", "50", "on")
-    assert killed.stdout is not None
-    assert killed.stdout.readline() == "flushed\n"
-    others = [_start(folder, f"p{number}", "300") for number in range(3)]
-    killed.send_signal(signal.SIGKILL)
-    killed.communicate()
-    for process in others:
-        _, error = process.communicate(timeout=60)
-        assert (process.returncode, error) == (0, "")
+    with contextlib.ExitStack() as kills:  # else a failing test leaves processes that log for ever
+
+        def start(*arguments: str) -> subprocess.Popen[str]:
+            process = _start(folder, *arguments)
+            kills.callback(process.kill)
+            return process
+
+        killed = start("killed", "50", "on")
+        assert killed.stdout is not None
+        assert killed.stdout.readline() == "flushed\n"
+        others = [start(f"p{number}", "300") for number in range(3)]
+        killed.send_signal(signal.SIGKILL)
+        killed.communicate()
+        for process in others:
+            _, error = process.communicate(timeout=60)
+            assert (process.returncode, error) == (0, "")
     rows = _rows(folder)
     for number in range(3):
         messages = [row["message"] for row in rows if row["who"] == f"p{number}"]

@@ -237,9 +237,8 @@ class Consumer(Generic[K, V]):
             while not is_stopping:
                 rows = consumer.poll(5.0)
                 ...  # rows may be empty: time to write what was collected
-        max_records  maximum length of the list; default: ``max_poll_records``
 
-        Waits whether or not the consumer follows, and returns early after `wakeup`. With ``auto_commit``, the records
+        The list has at most ``max_records`` records (default: ``max_poll_records``). Waits whether or not the consumer follows, and returns early after `wakeup`. With ``auto_commit``, the records
         of a list count as processed when `poll` is called again; those of the last list must be committed with
         `commit`.
 

@@ -549,7 +549,7 @@ def test_a_group_reads_what_fits_a_pattern(store: Path) -> None:
         (("reset", "g"), 2, "give exactly one of"),
         (("reset", "g", "--to-earliest", "--to-latest"), 2, "give exactly one of"),
         (("reset", "g", "--to-datetime", "latest"), 2, "give a time"),
-        (("reset", "g", "--to-datetime", "soon"), 2, "not a place"),
+        (("reset", "g", "--to-datetime", "soon"), 2, "or a time such as"),
         (("reset", "g", "--to-latest", "--topic", "a:b:c"), 2, "is not TOPIC"),
         (("reset", "g", "--to-latest", "--topic", "tt"), 1, "did you mean 't'"),
         (("reset", "g", "--to-latest", "--topic", "t:9"), 1, "no partition 9"),

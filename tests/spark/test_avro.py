@@ -105,7 +105,7 @@ def test_what_is_no_value_fails_or_is_null(spark: SparkSession, path: str) -> No
     rows = spark.read.format("segmentlog").option("path", path).option("subscribe", "bad").load()
     kept = rows.select(from_avro("value", path, subject="things-value", mode="permissive").alias("v")).collect()
     assert [row.v for row in kept] == [None, None]
-    with pytest.raises(PySparkException, match="no schema id stands before the value"):
+    with pytest.raises(PySparkException, match="the value does not start with a schema id"):
         rows.select(from_avro("value", path, subject="things-value").alias("v")).collect()
     with pytest.raises(InvalidConfig):
         from_avro("value", path)

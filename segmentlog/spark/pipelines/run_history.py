@@ -57,9 +57,7 @@ class RecordsGone(SegmentlogError):
         )
 
     def __str__(self) -> str:
-        return (
-            f"{self.log}: offsets {self.position} to {self.end_offset - 1} are gone: {self.why}; {self.advice}"
-        )
+        return f"{self.log}: offsets {self.position} to {self.end_offset - 1} are gone: {self.why}; {self.advice}"
 
 
 def open_to_settle(path: str) -> LogStore:
