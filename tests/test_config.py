@@ -348,7 +348,7 @@ def test_an_unknown_key_without_a_neighbour():
 
 def test_a_key_given_twice_is_refused():
     """Two spellings of one key leave open which of them was meant."""
-    with pytest.raises(InvalidConfig, match=r"segment\.bytes once"):
+    with pytest.raises(InvalidConfig, match=r"segment\.bytes only once"):
         TopicConfig.from_mapping({"segment.bytes": 1024, "segment_bytes": 2048})
 
 

@@ -238,9 +238,9 @@ class Consumer(Generic[K, V]):
                 rows = consumer.poll(5.0)
                 ...  # rows may be empty: time to write what was collected
 
-        The list has at most ``max_records`` records (default: ``max_poll_records``). Waits whether or not the consumer follows, and returns early after `wakeup`. With ``auto_commit``, the records
-        of a list count as processed when `poll` is called again; those of the last list must be committed with
-        `commit`.
+        The list has at most ``max_records`` records (default: ``max_poll_records``). Waits whether or not the
+        consumer follows, and returns early after `wakeup`. With ``auto_commit``, the records of a list count as
+        processed when `poll` is called again; those of the last list must be committed with `commit`.
 
         Not thread-safe. Raises `InvalidConfig`, `StoreClosed`, `ConsumerBusy`, and errors of reading, such as
         `OffsetOutOfRange`, `LogTruncated`, `UnknownTopic`, `CorruptBatch` and `DeserializationError`. Records before an
