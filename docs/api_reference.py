@@ -173,7 +173,9 @@ def entry(path: str) -> str:
         return f"### {prefix}{name}\n\n{_signature(node, prefix)}\n\n{markdown(ast.get_docstring(node))}\n"
     if isinstance(node, ast.ClassDef):
         return _class(module, node)
-    value = ast.unparse(node.value) if isinstance(node, ast.Assign | ast.AnnAssign) and node.value else ""
+    value = (
+        ast.unparse(node.value).replace("'", '"') if isinstance(node, ast.Assign | ast.AnnAssign) and node.value else ""
+    )
     return f"### {name}\n\n```python\n{name} = {value}\n```\n\n{markdown(_text_below(module, node))}\n"
 
 
