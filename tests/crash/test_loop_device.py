@@ -132,7 +132,7 @@ def test_an_old_page_that_comes_back_is_not_believed(volume: Volume) -> None:
         assert _read(store) == {number: b"%d" % number for number in range(20)}
         log = store.topic("t").partition(0)
         assert log.recovery_report.verdict == "machine death"
-        assert "the disk may have gone" in log.recovery_report.why
+        assert "the disk may have been detached" in log.recovery_report.why
         assert log.append([b"next"]) >= 20
         with pytest.raises(LogTruncated):
             log.read(21)
