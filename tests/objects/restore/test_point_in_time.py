@@ -76,15 +76,15 @@ def patched(where: object, name: str, value: object) -> Callable[[], Any]:
 def _resumed_at_the_cut(part: Any, offset: int, reason: str, now_ms: int) -> Any:
     cut = cut_partition(part, offset, reason, now_ms)
     lost = tuple(one for one in cut.lost_ranges if one.base_offset != offset)
-    return replace(cut, ceiling=offset, lost_ranges=lost)
+    return replace(cut, offset_grant=offset, lost_ranges=lost)
 
 
 SABOTAGES: dict[str, Callable[[], Any]] = {
-    "transactions torn": patched(point_in_time, "keep_together", lambda cuts, *_: ConsistentCuts(dict(cuts))),
-    "nothing cut in files": patched(point_in_time.PointInTimeRestore, "cut_files", lambda self: None),
-    "nothing taken back": patched(point_in_time.PointInTimeRestore, "take_back", lambda self: None),
+    "transactions torn": patched(point_in_time, "extend_cuts", lambda cuts, *_: ConsistentCuts(dict(cuts))),
+    "nothing cut in files": patched(point_in_time.PointInTimeRestore, "truncate_files", lambda self: None),
+    "nothing taken back": patched(point_in_time.PointInTimeRestore, "undo_transactions", lambda self: None),
     "positions left where they are": patched(
-        point_in_time.PointInTimeRestore, "_move_positions", lambda self, log, where: None
+        point_in_time.PointInTimeRestore, "_move_committed_offsets", lambda self, log, where: None
     ),
     "a cut too far": patched(point_in_time, "bytes_below", lambda data, offset, path: b""),
     "offsets handed out again": patched(cut_points, "cut_partition", _resumed_at_the_cut),
