@@ -186,7 +186,7 @@ def test_command_line(spark: SparkSession, call: Any, tmp_path: Path) -> None:
             ' 1  {"leg":1}        -   1  2013-01-01 10:00:00',
         ],
     )
-    assert err.startswith("2 rows; there are more")
+    assert err.startswith("2 rows shown; more with")
     status, out, err = call("select _value as raw from bytes where _partition >= 0 order by 1")
     assert (status, out.split()) == (0, ["RAW", "text", "\\xff\\x00"])
     status, out, err = call("select id, deep from flights order by id", "--json")
