@@ -8,11 +8,11 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 ROOT = Path(__file__).parents[1]
 WITHIN_S = 60.0
@@ -66,10 +66,7 @@ def test_the_first_steps_in_the_shell_print_what_the_page_shows(tmp_path: Path) 
             assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
             assert matches(shown, done.stdout + done.stderr), f"{command}\n{done.stdout}{done.stderr}"
         assert follower is not None
-        ends_s = time.monotonic() + WITHIN_S
-        while b"4 figs" not in followed.read_bytes():
-            assert time.monotonic() < ends_s, followed.read_bytes()
-            time.sleep(0.02)
+        wait_until(lambda: b"4 figs" in followed.read_bytes(), lambda: followed.read_bytes())
         follower.send_signal(signal.SIGINT)
         assert follower.wait(WITHIN_S) == 0
     finally:

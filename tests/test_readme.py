@@ -9,10 +9,10 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 from segmentlog import cli
 
@@ -124,10 +124,10 @@ def test_console_tour_works(tmp_path):
 
 def wait_for(file: Path, text: bytes) -> None:
     """Until the text is in the file."""
-    deadline = time.monotonic() + 20
-    while text not in file.read_bytes():
-        assert time.monotonic() < deadline, f"{text!r} did not come; there is {file.read_bytes()[-500:]!r}"
-        time.sleep(0.02)
+    wait_until(
+        lambda: text in file.read_bytes(),
+        lambda: f"{text!r} did not come; there is {file.read_bytes()[-500:]!r}",
+    )
 
 
 def test_made_pages_are_what_the_code_says():

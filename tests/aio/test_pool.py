@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any
 
 import pytest
+from waiting import wait_until
 
 from segmentlog.aio import pool as pool_module
 from segmentlog.aio.pool import Pool
@@ -49,7 +49,4 @@ def test_a_call_that_comes_as_a_thread_gives_up_is_made(monkeypatch: pytest.Monk
     pool.submit(lambda: None)
     assert is_made.wait(2)
     go_on.set()
-    ends_s = time.monotonic() + 10
-    while pool.thread_count:
-        assert time.monotonic() < ends_s
-        time.sleep(0.002)
+    wait_until(lambda: not pool.thread_count)

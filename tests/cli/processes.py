@@ -13,7 +13,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -90,14 +90,6 @@ def read_until(process: subprocess.Popen[bytes], wanted: bytes, *, of: str = "st
         assert block, f"it ended after {seen!r}"
         seen += block
     return seen
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Wait for something to become true."""
-    ends = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < ends, "it did not come true"
-        time.sleep(0.01)
 
 
 def on_terminal(store: Path, *arguments: str, streams: str, columns: int = 80, **environment: str) -> tuple[int, str]:

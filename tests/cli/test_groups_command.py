@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.processes import WAIT_S, finish, on_terminal, read_until, shell, started, stop, unmeasured, wait_until
+from cli.processes import WAIT_S, finish, on_terminal, read_until, shell, started, stop, unmeasured
+from waiting import wait_until
 
 import segmentlog
 from segmentlog.cli import cli

@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 from cli.processes import arguments_of
+from waiting import wait_until
 
 import segmentlog
 from segmentlog.http.serving import HttpServer
@@ -88,10 +88,7 @@ def test_serve_looks_after_the_http_door(tmp_path: Path) -> None:
         _until_answered(url)
         process.kill()
         process.wait(30)
-        deadline = time.monotonic() + 30
-        while _is_there(url):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_until(lambda: not _is_there(url))
 
 
 def _is_there(url: str) -> bool:
@@ -102,10 +99,7 @@ def _is_there(url: str) -> bool:
 
 
 def _until_answered(url: str) -> None:
-    deadline = time.monotonic() + 30
-    while not _is_there(url):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: _is_there(url))
 
 
 def test_a_server_in_a_program_has_both_doors(tmp_path: Path) -> None:

@@ -11,8 +11,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from cli.processes import WAIT_S, finish, started, stop, unmeasured, wait_until
+from cli.processes import WAIT_S, finish, started, stop, unmeasured
 from seeds import seeds, share
+from waiting import wait_until
 
 import segmentlog
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.processes import finish, on_terminal, started, stop, wait_until
+from cli.processes import finish, on_terminal, started, stop
+from waiting import wait_until
 
 import segmentlog
 from segmentlog.cli import cli

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 from cli.processes import WAIT_S, arguments_of, finish, started
 from server.scraping import get, scrape, value
+from waiting import wait_until
 
 from segmentlog.testing.ports import free_ports
 
@@ -43,7 +44,7 @@ class _Terminal:
         os.close(theirs)
         self.shown = ""
 
-    def until(self, pattern: str) -> re.Match[str]:
+    def wait_until(self, pattern: str) -> re.Match[str]:
         """Wait until it shows something like that, once more than before."""
         ends = time.monotonic() + WAIT_S
         at = len(self.shown)
@@ -185,10 +186,7 @@ def test_a_change_of_rules_is_logged_by_one_process(tmp_path: Path) -> None:
     log = tmp_path / "log"
 
     def wait_for(text: str) -> None:
-        ends_s = time.monotonic() + WAIT_S
-        while text not in log.read_text():
-            assert time.monotonic() < ends_s, log.read_text()
-            time.sleep(0.02)
+        wait_until(lambda: text in log.read_text(), lambda: log.read_text())
 
     with open(log, "w") as file:
         command = ("serve", "--listen", "127.0.0.1:0", "--workers", "2", "--http", "127.0.0.1:0")

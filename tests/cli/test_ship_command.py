@@ -9,11 +9,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import xxhash
+from waiting import wait_until
 
 from segmentlog.cli.offsets_file import parse_offsets
 from segmentlog.store import LogStore
@@ -100,10 +100,7 @@ def test_following_keeps_up_until_it_is_told_to_stop(shell: Shell) -> None:
     try:
         with LogStore(shell.folder / "store") as store:
             log = store.topic("words").partition(0)
-            ends_s = time.monotonic() + 60
-            while log.shipped_offset < 3:
-                assert time.monotonic() < ends_s
-                time.sleep(0.01)
+            wait_until(lambda: log.shipped_offset >= 3)
             log.append([b"four"], ack="shipped")
             log.append([b"five"], ack="durable")
         follower.send_signal(signal.SIGINT)
@@ -277,18 +274,11 @@ def test_a_replica_follows_until_it_is_interrupted(shell: Shell) -> None:
     try:
         shell.run("produce", "words", stdin="four\n")
         shell.run("ship")
-        _wait_for(lambda: (shell.folder / "copy" / "store.json").exists() and shell.values("copy")[-1:] == ["four"])
+        wait_until(lambda: (shell.folder / "copy" / "store.json").exists() and shell.values("copy")[-1:] == ["four"])
     finally:
         follower.send_signal(signal.SIGINT)
         said, _ = follower.communicate(timeout=60)
     assert follower.returncode == 0, said
-
-
-def _wait_for(is_so: Callable[[], bool]) -> None:
-    ends_s = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < ends_s
-        time.sleep(0.05)
 
 
 def test_a_store_that_is_a_url(shell: Shell) -> None:

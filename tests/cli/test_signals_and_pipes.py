@@ -12,7 +12,8 @@ import time
 from pathlib import Path
 
 import pytest
-from cli.processes import WAIT_S, finish, read_until, shell, started, stop, unmeasured, wait_until
+from cli.processes import WAIT_S, finish, read_until, shell, started, stop, unmeasured
+from waiting import wait_until
 
 import segmentlog
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.processes import WAIT_S, finish, started, wait_until
+from cli.processes import WAIT_S, finish, started
+from waiting import wait_until
 
 import segmentlog
 from segmentlog.cli import cli

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from leftovers import opened
 from logs import log_files
+from waiting import wait_until
 
 import segmentlog
 from segmentlog.consuming import wakeup
@@ -542,10 +543,7 @@ def test_a_topic_that_appears_while_a_member_joins_is_assigned(
     monkeypatch.setattr(GroupFolder, "rebalance", rebalance_and_create)
     with store.consumer("later", follow=True, group="g") as consumer:
         monkeypatch.undo()
-        ends_s = time.monotonic() + 10
-        while not consumer.poll_group(0.1):
-            assert time.monotonic() < ends_s, "it is never assigned"
-            time.sleep(0.01)
+        wait_until(lambda: consumer.poll_group(0.1), "it is never assigned")
 
 
 def test_a_poll_waits_for_its_topic(store: LogStore) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-import time
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
 from itertools import islice
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from logs import NOW_MS, FakeClock
+from waiting import wait_until
 
 import segmentlog
 from segmentlog.consuming.consumer import Consumer
@@ -222,7 +222,7 @@ def test_a_pattern_outlives_a_topic(store: LogStore, how: str, who: str) -> None
 
     thread = threading.Thread(target=follow)
     thread.start()
-    _until(lambda: len(seen) >= 2 or failed)
+    wait_until(lambda: len(seen) >= 2 or failed)
     with segmentlog.open(store.path, background=False) as other:
         admin = store if who == "this store" else other
         if how == "rename":
@@ -232,21 +232,14 @@ def test_a_pattern_outlives_a_topic(store: LogStore, how: str, who: str) -> None
         if how == "recreate":
             admin.create_topic("ev-a").partition(0).append([b"anew"])
         admin.topic("ev-b").partition(0).append([b"on"])
-        _until(lambda: ("ev-b", b"on") in seen or failed)
+        wait_until(lambda: ("ev-b", b"on") in seen or failed)
         if how == "recreate":
-            _until(lambda: ("ev-a", b"anew") in seen or failed)
+            wait_until(lambda: ("ev-a", b"anew") in seen or failed)
     assert failed == []
     consumer.wakeup()
     thread.join(5)
     assert [value for topic, value in seen if topic == "ev-b"] == [b"ev-b", b"on"]
     consumer.close()
-
-
-def _until(is_so: object) -> None:
-    ends = time.monotonic() + 10
-    while not is_so():  # type: ignore[operator]
-        assert time.monotonic() < ends
-        time.sleep(0.002)
 
 
 def test_a_topic_that_was_named_is_missed(store: LogStore) -> None:

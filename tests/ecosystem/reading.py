@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from confluent_kafka import Consumer, KafkaError, TopicPartition
@@ -67,11 +67,3 @@ def undecided_and_aborted(store: LogStore, topic: str) -> int:
     """How many records there are that nobody is to see."""
     with store.consumer(topic, isolation="read_uncommitted") as consumer:
         return sum(1 for _ in consumer) - len(by_library(store, topic))
-
-
-def until(what: Callable[[], object], why: str | Callable[[], str], within_s: float, every_s: float = 0.02) -> None:
-    """Ask again and again until the answer is true, for what takes longer than a moment; else say why it is wrong."""
-    ends_s = time.monotonic() + within_s
-    while not what():
-        assert time.monotonic() < ends_s, why if isinstance(why, str) else why()
-        time.sleep(every_s)

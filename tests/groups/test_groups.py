@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from seeds import fresh_seed, seeds, share
+from waiting import wait_until
 
 import segmentlog
 from segmentlog.consuming.consumer import Consumer
@@ -58,15 +59,6 @@ def store(tmp_path: Path) -> Iterator[LogStore]:
         for number in range(4):
             store.topic("t").partition(number).append([b"%d" % one for one in range(10)])
         yield store
-
-
-def _until(what: Callable[[], Any]) -> Any:
-    """Repeat a question until the answer is true."""
-    ends = time.monotonic() + _WAIT_S
-    while not (answer := what()):
-        assert time.monotonic() < ends, "it did not come to it in time"
-        time.sleep(0.005)
-    return answer
 
 
 def _settle(*members: Consumer) -> list[list[TopicPartition]]:
@@ -493,12 +485,12 @@ def test_new_topics_and_partitions_are_assigned(store: LogStore) -> None:
         store.alter_topic("t", partitions=5)
         store.topic("t").partition(4).append([b"y"])
         expected = [*_TPS, TopicPartition("t", 4), TopicPartition("u2", 0)]
-        _until(lambda: sorted(chain(first.poll_group(), second.poll_group())) == expected)
+        wait_until(lambda: sorted(chain(first.poll_group(), second.poll_group())) == expected)
         _settle(first, second)
         assert sorted(record.value or b"" for one in (first, second) for record in one if record.value in (b"x", b"y"))
         assert first.position("u2") == 1
         store.delete_topic("u2")
-        _until(lambda: sorted(chain(first.poll_group(), second.poll_group())) == expected[:-1])
+        wait_until(lambda: sorted(chain(first.poll_group(), second.poll_group())) == expected[:-1])
 
 
 @pytest.mark.parametrize(
@@ -530,16 +522,16 @@ def test_a_member_by_a_pattern_outlives_a_topic(store: LogStore, how: str, follo
     thread.start()
     for tp in tps:
         store.topic(tp.topic).partition(0).append([b"1"])
-    _until(lambda: len(seen) == 2 or failed)
+    wait_until(lambda: len(seen) == 2 or failed)
     with segmentlog.open(store.path, background=False) as other:
         other.delete_topic("ev-a")
         if how != "recreate":
-            _until(lambda: (revoked and store.groups.describe("g").state == "Stable") or failed)
+            wait_until(lambda: (revoked and store.groups.describe("g").state == "Stable") or failed)
         if how != "delete":
             other.create_topic("ev-a").partition(0).append([b"anew"])
         other.topic("ev-b").partition(0).append([b"on"])
         expected = [("ev-a", b"anew"), ("ev-b", b"on")] if how != "delete" else [("ev-b", b"on")]
-        _until(lambda: sorted(seen[2:]) == expected or failed)
+        wait_until(lambda: sorted(seen[2:]) == expected or failed)
     ended.set()
     consumer.wakeup()
     thread.join(_WAIT_S)
@@ -562,11 +554,11 @@ def test_following_takes_over_what_another_leaves(store: LogStore) -> None:
 
     thread = threading.Thread(target=follow)
     thread.start()
-    _until(lambda: first.poll_group() and len(first.assignment()) == 2 and len(found) == 20)
+    wait_until(lambda: first.poll_group() and len(first.assignment()) == 2 and len(found) == 20)
     first.close()
-    _until(lambda: len(found) == 40)
+    wait_until(lambda: len(found) == 40)
     store.topic("t").partition(0).append([b"x"])
-    _until(lambda: len(found) == 41)
+    wait_until(lambda: len(found) == 41)
     second.close()
     thread.join(_WAIT_S)
     assert not thread.is_alive()
@@ -728,16 +720,16 @@ def test_a_lost_assignment_is_made_anew_in_a_higher_generation(store: LogStore) 
 def test_a_killed_members_partitions_are_taken_over(store: LogStore, start: Callable[..., _Process]) -> None:
     """A waiting member takes over the partitions of a killed one, after its committed offsets."""
     first = start()
-    _until(lambda: len(first.owned()) == 4 and len(first.lines("record")) == 40)
+    wait_until(lambda: len(first.owned()) == 4 and len(first.lines("record")) == 40)
     second = start()
-    _until(lambda: len(first.owned()) == len(second.owned()) == 2)
+    wait_until(lambda: len(first.owned()) == len(second.owned()) == 2)
     killed_ns = time.monotonic_ns()
     first.kill()
-    _until(lambda: len(second.owned()) == 4)
+    wait_until(lambda: len(second.owned()) == 4)
     assert max(line.at_ns for line in second.lines("assigned")) - killed_ns < 5e9
     for tp in _TPS:
         store.topic("t").partition(tp.partition).append([b"more"])
-    _until(lambda: len(second.lines("record")) >= 4)
+    wait_until(lambda: len(second.lines("record")) >= 4)
     assert second.stop() == 0
     read = [tuple(line.details) for line in second.lines("record")]
     assert sorted(read) == [(str(tp), "10") for tp in _TPS]
@@ -747,18 +739,18 @@ def test_a_killed_members_partitions_are_taken_over(store: LogStore, start: Call
 def test_a_stopped_member_is_evicted_and_fenced(store: LogStore, start: Callable[..., _Process]) -> None:
     """A stopped member is evicted; its late commit is refused, and it joins again."""
     stuck = start(stop_at=3, max_poll_interval_ms=300, commit_every=0)
-    _until(lambda: stuck.lines("stopping"))
+    wait_until(lambda: stuck.lines("stopping"))
     with store.consumer("t", group="g", max_poll_interval_ms=60_000) as consumer:
-        _until(lambda: consumer.poll_group() == _TPS)
+        wait_until(lambda: consumer.poll_group() == _TPS)
         list(consumer)
         consumer.commit()
         before = store.group_offsets.committed("g")
         stuck.send(signal.SIGCONT)
-        _until(lambda: stuck.lines("fenced"))
+        wait_until(lambda: stuck.lines("fenced"))
         assert stuck.lines("committed") == []
         assert store.group_offsets.committed("g") == before
-        _until(lambda: consumer.poll_group() and stuck.lines("lost"))
-        _until(lambda: len(consumer.poll_group()) == 2 and len(stuck.owned()) == 2)
+        wait_until(lambda: consumer.poll_group() and stuck.lines("lost"))
+        wait_until(lambda: len(consumer.poll_group()) == 2 and len(stuck.owned()) == 2)
         ids = {line.member for line in stuck.lines()}
         assert len(ids) == 2
 
@@ -770,7 +762,7 @@ def test_a_member_that_does_not_poll_is_evicted_within_a_process(store: LogStore
     _settle(first)
     second = store.consumer("t", group="g")
     member = first.member_id
-    _until(lambda: second.poll_group() == _TPS)
+    wait_until(lambda: second.poll_group() == _TPS)
     with pytest.raises(ConsumerFenced):
         first.commit()
     first.poll_group()
@@ -864,7 +856,7 @@ def test_a_death_at_any_step_blocks_nobody(tmp_path: Path, evicting: bool) -> No
             assert status in (0, 9)
             with store.consumer("t", group="g", max_poll_interval_ms=60_000) as other:
                 if evicting:
-                    _until(lambda: other.poll_group() == both)
+                    wait_until(lambda: other.poll_group() == both)
                 else:
                     assert sorted(chain.from_iterable(_settle(overdue, other))) == both
                     overdue.commit()
@@ -911,7 +903,7 @@ def test_members_killed_at_any_moment(store: LogStore, start: Callable[..., _Pro
         for tp in _TPS:
             store.topic("t").partition(tp.partition).append([b"%d" % number] * rng.randrange(20, 60))
         if rng.random() < 0.8:
-            _until(partial(alive[-1].lines, "joined"))
+            wait_until(partial(alive[-1].lines, "joined"))
         time.sleep(rng.uniform(0.0, 0.2))
         victim = alive.pop(rng.randrange(len(alive)))
         if rng.random() < 0.8:
@@ -924,8 +916,8 @@ def test_members_killed_at_any_moment(store: LogStore, start: Callable[..., _Pro
         committed = store.group_offsets.committed("g")
         return all(tp in committed and committed[tp].offset >= ends[tp] - 2 for tp in _TPS)
 
-    _until(done)
-    _until(lambda: set().union(*(_records(process) for process in every)) >= _all(ends))
+    wait_until(done)
+    wait_until(lambda: set().union(*(_records(process) for process in every)) >= _all(ends))
     for process in alive:
         assert process.stop() == 0
     _check_history(every)
@@ -1071,7 +1063,7 @@ def test_nobody_has_a_partition_that_its_owner_has_not_let_go_of(tmp_path: Path)
             assert second.poll_group() == []
             time.sleep(0.002)
         assert len(first.poll_group()) == 1
-        _until(lambda: len(second.poll_group()) == 1)
+        wait_until(lambda: len(second.poll_group()) == 1)
         assert not set(first.assignment()) & set(second.assignment())
         first.close()
         second.close()

@@ -10,7 +10,6 @@ import os
 import socket
 import ssl
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -21,6 +20,7 @@ import pytest
 import trustme
 from http_listener import Listener
 from security.certificates import write_pair
+from waiting import wait_until
 
 from segmentlog.http.accounts import Accounts
 from segmentlog.http.admission import Admission
@@ -34,14 +34,6 @@ from segmentlog.store import LogStore
 Serve = Callable[..., HttpServer]
 OTHER = "127.0.0.2"
 """An address of this machine, as the source of connections."""
-
-
-def until(is_so: Callable[[], object], within_s: float = 20.0) -> None:
-    """Wait until a condition is true."""
-    ends_s = time.monotonic() + within_s
-    while not is_so():
-        assert time.monotonic() < ends_s
-        time.sleep(0.005)
 
 
 @pytest.fixture
@@ -134,17 +126,17 @@ def test_silent_connections_take_few_descriptors_and_keep_nobody_out(
     for _ in range(150):
         socks.append(connect(server, opened))
         most = max(most, len(os.listdir("/proc/self/fd")) - before - len(socks))
-    until(lambda: sum(map(_is_gone, socks)) == 130)
+    wait_until(lambda: sum(map(_is_gone, socks)) == 130)
     assert len(admission.unadmitted) == 20
     assert most < 100  # some were accepted at once, before the first of them was counted
     for source in (OTHER, "127.0.0.1"):
         with Web(server, source, context) as web:
             assert web.get() == 200
             assert len(admission.admitted) == 1
-        until(lambda: not admission.admitted)
+        wait_until(lambda: not admission.admitted)
     for sock in socks:
         sock.close()
-    until(lambda: not len(admission))
+    wait_until(lambda: not len(admission))
 
 
 def _is_gone(sock: socket.socket) -> bool:
@@ -161,9 +153,9 @@ def test_strangers_of_one_address_make_room_for_those_of_another(serve: Serve, o
     """Many connections of one address do not displace the few of another address."""
     server = serve(HttpSettings(limits=HttpLimits(connections=8)))
     few = [connect(server, opened, OTHER) for _ in range(3)]
-    until(lambda: len(server._server.admission) == 3)
+    wait_until(lambda: len(server._server.admission) == 3)
     many = [connect(server, opened) for _ in range(40)]
-    until(lambda: sum(map(_is_gone, many)) == 33)
+    wait_until(lambda: sum(map(_is_gone, many)) == 33)
     assert not any(map(_is_gone, few))
     assert not any(map(_is_gone, many[33:]))
 
@@ -176,14 +168,14 @@ def test_a_handshake_that_takes_too_long_ends(serve: Serve, tls: Security, opene
     for sock, data in zip(socks, said, strict=True):
         sock.sendall(data)
     assert all(map(is_closed, socks))
-    until(lambda: not len(server._server.admission))
+    wait_until(lambda: not len(server._server.admission))
 
 
 def test_closing_does_not_wait_for_handshakes(store: LogStore, tls: Security, opened: ExitStack) -> None:
     """Closing the server closes connections in the handshake at once."""
     server = HttpServer(store, "127.0.0.1", 0, security=tls)
     sock = connect(server, opened)
-    until(lambda: len(server._server.admission) == 1)
+    wait_until(lambda: len(server._server.admission) == 1)
     server.close()
     assert is_closed(sock)
 
@@ -231,7 +223,7 @@ def test_who_is_between_two_requests_makes_room(serve: Serve, opened: ExitStack)
         idle = [opened.enter_context(Web(server, source)) for source in ("127.0.0.1", "127.0.0.1", OTHER)]
         for web in idle:
             assert web.get() == 200
-        until(lambda: len(admission.idle) == 3)
+        wait_until(lambda: len(admission.idle) == 3)
         late = opened.enter_context(Web(server, "127.0.0.3"))
         assert late.get() == 200
         assert is_closed(idle[0].connection.sock)
@@ -253,7 +245,7 @@ def test_a_connection_in_the_middle_of_a_request_head_keeps_its_place(serve: Ser
         assert opened.enter_context(Web(server)).get() == 200
     sock.sendall(head[10:])
     assert any(b"HTTP/1.1 200" in line for line in answers)
-    until(lambda: len(server._server.admission.idle) == 3)
+    wait_until(lambda: len(server._server.admission.idle) == 3)
 
 
 @pytest.mark.parametrize("is_tls", [False, True])
@@ -268,7 +260,7 @@ def test_a_client_that_still_receives_its_response_keeps_its_connection(
     admission = server._server.admission
     slow = opened.enter_context(Web(server, context=context))
     slow.connection.request("GET", "/ui/topics/t/records/0/0/value")
-    until(lambda: len(admission.idle) == 1)
+    wait_until(lambda: len(admission.idle) == 1)
     for _ in range(4):
         assert opened.enter_context(Web(server, context=context)).get() == 200
     answer = slow.connection.getresponse()
@@ -288,7 +280,7 @@ def test_those_at_work_leave_a_quarter_to_other_addresses(serve: Serve, opened: 
     for web in others:
         assert web.get() == 200
     streams.pop().close()
-    until(lambda: len(server._server.admission.admitted) == 7)
+    wait_until(lambda: len(server._server.admission.admitted) == 7)
     with Web(server, "127.0.0.1") as web:
         assert web.get() == 200
 
@@ -364,7 +356,7 @@ def test_no_session_outlives_the_authority_that_it_was_made_under(
     assert session is not None
     assert ask(session) is not None
     second.cert_pem.write_to_path(str(clients_ca))
-    until(is_refused)
+    wait_until(is_refused)
     assert is_refused(session)
 
 
@@ -396,11 +388,11 @@ def test_who_tries_passwords_keeps_only_himself_waiting(
     threads = [threading.Thread(target=ask, args=("127.0.0.1", basic(f"x{number}", "wrong"))) for number in range(10)]
     for thread in threads:
         thread.start()
-    until(lambda: len(statuses) == 6)
+    wait_until(lambda: len(statuses) == 6)
     assert statuses == [("127.0.0.1", 503)] * 6
     ann = threading.Thread(target=ask, args=(OTHER, basic("ann", "a secret")))
     ann.start()
-    until(lambda: len(statuses) == 7)  # one more of them made room
+    wait_until(lambda: len(statuses) == 7)  # one more of them made room
     with Web(server) as web:
         assert web.get("/healthz") == 200
         assert web.get("/healthz", authorization=basic("who", "ever")) == 200

@@ -8,12 +8,12 @@ import os
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from logs import values_by_offset
+from waiting import wait_until
 
 import segmentlog
 from segmentlog.errors import (
@@ -48,14 +48,6 @@ def shipped(tmp_path: Path, bucket: LocalBucket) -> Iterator[LogStore]:
     with segmentlog.open(tmp_path / "store", ship=bucket.url, ship_interval_ms=3_600_000) as store:
         store.create_topic("t", 2)
         yield store
-
-
-def until(what: Callable[[], object]) -> None:
-    """Ask again and again until the answer is true."""
-    ends_s = time.monotonic() + 30
-    while not what():
-        assert time.monotonic() < ends_s, "it did not come to it"
-        time.sleep(0.005)
 
 
 def values_of(store: LogStore, topic: str = "t") -> list[bytes | None]:
@@ -187,7 +179,7 @@ def test_who_waits_for_an_object_store_that_is_gone_is_told_why(
     bucket.unlink()
     (tmp_path / "away").rename(bucket)
     assert log.append([b"y"], ack="shipped") == 2
-    until(lambda: shipped.health() == {})
+    wait_until(lambda: shipped.health() == {})
 
 
 def test_who_waits_is_told_of_a_takeover(tmp_path: Path, shipped: LogStore, bucket: LocalBucket) -> None:
@@ -249,7 +241,7 @@ def test_closing_while_the_object_store_is_gone_comes_to_an_end(
     (tmp_path / "bucket").write_text("a file stands there")
     with segmentlog.open(tmp_path / "store", ship=f"file://{tmp_path}/bucket") as store:
         store.create_topic("t").partition(0).append([b"x"])
-        until(lambda: "ship" in store.health())
+        wait_until(lambda: "ship" in store.health())
     with LogStore(tmp_path / "store") as again:
         assert values_of(again) == [b"x"]
 
@@ -274,12 +266,12 @@ def test_so_many_bytes_are_shipped_before_the_interval_is_over(tmp_path: Path, b
     """Where a number is given."""
     with segmentlog.open(tmp_path / "store", ship=bucket.url, ship_interval_ms=3_600_000, ship_bytes=10_000) as store:
         log = store.create_topic("t", fsync="always", compression_type="none").partition(0)
-        until(lambda: store.shipping.status().is_owner)  # type: ignore[union-attr]
+        wait_until(lambda: store.shipping.status().is_owner)  # type: ignore[union-attr]
         store.ship_tick()
         log.append([b"x" * 100])
         assert log.shipped_offset == 0
         log.append([b"x" * 20_000])
-        until(lambda: log.shipped_offset == 2)
+        wait_until(lambda: log.shipped_offset == 2)
 
 
 def test_one_process_ships_and_another_takes_its_place(tmp_path: Path, bucket: LocalBucket) -> None:
@@ -306,7 +298,7 @@ def test_one_process_ships_and_another_takes_its_place(tmp_path: Path, bucket: L
                 assert not status.is_owner
                 first.kill()
                 first.wait()
-                until(lambda: second.shipping.status().is_owner)  # type: ignore[union-attr]
+                wait_until(lambda: second.shipping.status().is_owner)  # type: ignore[union-attr]
                 log.append([b"3"], ack="shipped")
         finally:
             first.kill()

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import errno
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import numpy.typing as npt
 import pytest
 from aio_helpers import run
 from logs import values
+from waiting import wait_until
 
 from segmentlog.errors import DiskFull, InvalidRecord, RecordTooLarge, SegmentlogError
 from segmentlog.policy.partitioner import HashPartitioner, partition_for_key
@@ -73,10 +73,7 @@ def _send_until_appended(producer: Producer, topic: str, keyed: bool) -> int:
 
 def _wait_until_done(delivery: Delivery) -> None:
     """Wait without asking what became of the record: that would report its failure."""
-    ends_s = time.monotonic() + 30
-    while not delivery.done():
-        assert time.monotonic() < ends_s
-        time.sleep(0.001)
+    wait_until(lambda: delivery.done())
 
 
 @pytest.mark.parametrize("call", range(1, 8))

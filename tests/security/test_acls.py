@@ -6,7 +6,6 @@ import json
 import logging
 import multiprocessing
 import os
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from security.rules import ANN, BOB, CLUSTER, GROUP, HOST, TOPIC, allowed, write_rules
+from waiting import wait_until
 
 from segmentlog.security.acl_file import Acls
 from segmentlog.security.acl_rules import Pattern, Permission, Rule, RuleFilter
@@ -298,10 +298,7 @@ def test_a_reader_looks_every_half_second(tmp_path: Path) -> None:
     path.write_text("")
     authorizer = Authorizer(str(path))
     path.write_text("allow User:ann read topic:t\n")
-    ends = time.monotonic() + 10
-    while not authorizer.allows(ANN, HOST, Operation.READ, TOPIC, "t"):
-        assert time.monotonic() < ends
-        time.sleep(0.02)
+    wait_until(lambda: authorizer.allows(ANN, HOST, Operation.READ, TOPIC, "t"))
 
 
 def test_filters_and_rules_are_plain_values() -> None:

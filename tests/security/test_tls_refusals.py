@@ -8,7 +8,6 @@ import socket
 import ssl
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import needs
 import pytest
 import trustme
 from security.certificates import Pair, write_pair
+from waiting import wait_until
 
 import segmentlog
 from segmentlog.security.tls_refusals import TlsRefusals
@@ -69,14 +69,6 @@ def port_of(server: Server) -> int:
     return int(server.worker.listener._sockets[0].getsockname()[1])
 
 
-def wait_for(what: Callable[[], bool]) -> None:
-    """Until something is so."""
-    ends_s = time.monotonic() + WAIT_S
-    while not what():
-        assert time.monotonic() < ends_s
-        time.sleep(0.01)
-
-
 def connect(server: Server, context: ssl.SSLContext, name: str = "localhost") -> None:
     """One try of a client, which may fail at either side."""
     with (
@@ -112,7 +104,7 @@ def test_each_reason_is_logged_once_with_a_remedy(
             connect(server, trusting(authority), "elsewhere.example")
             send(server, b"\0\0\0\x20\0\x12\0\3\0\0\0\1" + b"a" * 24)
             send(server, b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
-        wait_for(lambda: len(logged()) >= 4)
+        wait_until(lambda: len(logged()) >= 4)
     lines = logged()
     assert len(lines) == 4, lines
     assert sum("does not trust its authority" in line and "--advertise" in line for line in lines) == 2
@@ -130,7 +122,7 @@ def test_clients_with_certificates_that_do_not_fit(
         stranger = trusting(authority)
         trustme.CA().issue_cert("ann@x").configure_cert(stranger)
         connect(server, stranger)
-        wait_for(lambda: len(logged()) >= 2)
+        wait_until(lambda: len(logged()) >= 2)
     assert any("has no certificate" in line for line in logged())
     assert any("client certificate: " in line and "signed by an authority" in line for line in logged())
 
@@ -142,7 +134,7 @@ def test_who_merely_leaves_is_no_warning(
     with served(store, own) as server:
         for _ in range(5):
             socket.create_connection(("127.0.0.1", port_of(server)), WAIT_S).close()
-        wait_for(lambda: bool(logged()))
+        wait_until(lambda: bool(logged()))
     assert [record.levelname for record in caplog.records if "TLS handshake" in record.getMessage()] == ["INFO"]
 
 
@@ -205,7 +197,7 @@ def test_the_recipe_as_it_is_written(tmp_path: Path) -> None:
         ) as server,
     ):
         try:
-            wait_for(lambda: "listening on" in (tmp_path / "log").read_text() or server.poll() is not None)
+            wait_until(lambda: "listening on" in (tmp_path / "log").read_text() or server.poll() is not None)
             for command in (produce, consume):
                 done = subprocess.run(
                     ["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=WAIT_S, check=False

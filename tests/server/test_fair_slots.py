@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from leftovers import opened
 from logs import NoSyncFileSystem
-from server.test_limits import producing, until
+from server.test_limits import producing
 from server.wire_client import Desk
+from waiting import wait_until
 from wire import CODECS, NOW_MS, Sent, foreign
 
 from segmentlog.format import wire_records
@@ -44,7 +45,7 @@ class Crowd:
         thread = threading.Thread(target=self._work, args=(client,))
         self.threads.append(thread)
         thread.start()
-        until(lambda: self.places.waiting_count == waiting + 1)
+        wait_until(lambda: self.places.waiting_count == waiting + 1)
 
     def _work(self, client: str) -> None:
         with self.places.slot(client, nothing):
@@ -142,7 +143,7 @@ def test_look_ups_of_one_client_do_not_hold_the_produce_of_another(
     threads = [threading.Thread(target=make_desk().ask, args=(2, 5, request)) for _ in range(3)]
     for thread in threads:
         thread.start()
-    until(lambda: done[0] > 6)
+    wait_until(lambda: done[0] > 6)
     waited = []
     for _ in range(5):
         before = done[0]

@@ -21,6 +21,7 @@ import pytest
 from seeds import seeds, share
 from server.clients.fetching import Missing
 from server.clients.java_driver import java_command
+from waiting import wait_until
 
 import segmentlog
 from segmentlog.server import supervisor
@@ -53,7 +54,7 @@ class Killable:
         threading.Thread(target=self._listen, args=(self._process,), daemon=True).start()
         self.pids = []
         if until_ready:
-            until(lambda: bool(self.pids))
+            wait_until(lambda: bool(self.pids))
 
     def _listen(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
@@ -71,14 +72,14 @@ class Killable:
         """The supervisor starts another one."""
         before = self.pids
         os.kill(before[index], signal.SIGKILL)
-        until(lambda: self.pids != before)
+        wait_until(lambda: self.pids != before)
 
     def kill_supervisor(self) -> None:
         """Its workers end by themselves."""
         workers = self.pids
         os.kill(self.supervisor, signal.SIGKILL)
         self.wait()
-        until(lambda: not any(lives(pid) for pid in workers))
+        wait_until(lambda: not any(lives(pid) for pid in workers))
 
     def stop(self) -> None:
         """Politely; returns once all of it has ended."""
@@ -103,14 +104,6 @@ def lives(pid: int) -> bool:
     except OSError:
         return False
     return state not in "ZX"
-
-
-def until(what: Any, within_s: float = WAIT_S) -> None:
-    """Wait for it."""
-    ends = time.monotonic() + within_s
-    while not what():
-        assert time.monotonic() < ends, "it did not come to it in time"
-        time.sleep(0.01)
 
 
 class Load:
@@ -138,7 +131,7 @@ class Load:
 
     def wait_until_it_flows(self) -> None:
         """Wait until each producer has an acknowledgement, so that the kill happens under load."""
-        until(lambda: self.errors or {value[0] for _, _, value in list(self.acknowledged)} == {"a", "b"})
+        wait_until(lambda: self.errors or {value[0] for _, _, value in list(self.acknowledged)} == {"a", "b"})
 
     def finish(self) -> None:
         """Everything that was sent is acknowledged, and everything is consumed."""
@@ -318,7 +311,7 @@ def test_a_worker_that_stands_still_is_replaced(tmp_path: Path) -> None:
     try:
         before = list(server.pids)
         os.kill(before[0], signal.SIGSTOP)
-        until(lambda: before[0] not in server.pids)
+        wait_until(lambda: before[0] not in server.pids)
         assert before[1] in server.pids
         assert not lives(before[0])
     finally:
@@ -372,6 +365,6 @@ def test_a_second_sigterm_is_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         time.sleep(0.3)
         return not lives(server.supervisor)
 
-    until(is_over)
+    wait_until(is_over)
     server.wait()
     assert not any(lives(pid) for pid in workers)

@@ -19,6 +19,7 @@ from leftovers import opened
 from logs import NoSyncFileSystem
 from server.memory import Memory
 from server.wire_client import Refused, WireClient, request_bytes
+from waiting import wait_until
 from wire import Sent, foreign
 
 from segmentlog.security.security_settings import Security
@@ -81,14 +82,6 @@ def is_served(server: Server, within_s: float = 1.0) -> bool:
     return time.monotonic() - began < within_s
 
 
-def until(what: Callable[[], bool], within_s: float = 10.0) -> None:
-    """Wait for it."""
-    ends = time.monotonic() + within_s
-    while not what():
-        assert time.monotonic() < ends, "it did not come to it in time"
-        time.sleep(0.01)
-
-
 @pytest.mark.parametrize(
     "said", [b"\0\0", b"\x06\x40\0\0", b"\x06\x40\0\0" + bytes(100), b"\0\0\x10\0\0\x03", b"\0\0\xf0\0" + bytes(9)]
 )
@@ -104,14 +97,14 @@ def test_half_open_connections_take_next_to_nothing(make_server: MakeServer, sai
         clients = [WireClient(server.bootstrap_servers) for _ in range(HALF_OPEN)]
         for client in clients:
             client.raw(said)
-        until(lambda: server.worker.listener.connection_count == HALF_OPEN)
+        wait_until(lambda: server.worker.listener.connection_count == HALF_OPEN)
         assert is_served(server)
         assert threading.active_count() < threads + 20
         print(f"{memory.peak() >> 10:,} KiB for {HALF_OPEN:,} connections")
         assert memory.peak() < HALF_OPEN * (50 << 10) + (16 << 20)
         for client in clients:
             client.close()
-        until(lambda: not server.worker.listener.connection_count)
+        wait_until(lambda: not server.worker.listener.connection_count)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
@@ -135,7 +128,7 @@ def test_who_sends_the_slowest_makes_room(make_server: MakeServer) -> None:
         assert answer.responses[0].partition_responses[0].error_code == 0
     for client in clients:
         client.close()
-    until(lambda: not server.worker.broker.buffers.used_bytes)
+    wait_until(lambda: not server.worker.broker.buffers.used_bytes)
 
 
 def test_a_buffer_too_many_waits_its_patience() -> None:
@@ -173,7 +166,7 @@ def test_connections_are_counted(make_server: MakeServer) -> None:
     with WireClient(server.bootstrap_servers) as late:
         assert late.is_closed_by_peer()
     clients.pop().close()
-    until(lambda: server.worker.listener.connection_count == 2)
+    wait_until(lambda: server.worker.listener.connection_count == 2)
     assert is_served(server)
     for client in clients:
         client.close()
@@ -223,7 +216,7 @@ def test_who_never_reads_is_cut_off(make_server: MakeServer) -> None:
     client = WireClient(server.bootstrap_servers, receive_buffer=4096)
     client.raw(request_bytes(1, 11, fetch) * 50)
     assert is_served(server)
-    until(lambda: not server.worker.listener.connection_count)
+    wait_until(lambda: not server.worker.listener.connection_count)
     assert memory.peak() < 100 << 20
     client.close()
 
@@ -268,7 +261,7 @@ def test_a_thousand_connections_leave_nothing(make_server: MakeServer) -> None:
     """No thread, no descriptor: whether they went politely, in the middle of a request, or of an answer."""
     server = make_server()
     assert is_served(server)
-    until(lambda: not server.worker.listener.connection_count)
+    wait_until(lambda: not server.worker.listener.connection_count)
     before = len(os.listdir("/proc/self/fd")), threading.active_count()
     for number in range(1000):
         with WireClient(server.bootstrap_servers) as client:
@@ -278,8 +271,8 @@ def test_a_thousand_connections_leave_nothing(make_server: MakeServer) -> None:
                 client.raw(request_bytes(18, 0, ApiVersionsRequest())[:-1])
             else:
                 client.raw(request_bytes(3, 4, MetadataRequest(topics=None)) * 20)
-    until(lambda: not server.worker.listener.connection_count)
-    until(lambda: (len(os.listdir("/proc/self/fd")), threading.active_count()) == before)
+    wait_until(lambda: not server.worker.listener.connection_count)
+    wait_until(lambda: (len(os.listdir("/proc/self/fd")), threading.active_count()) == before)
 
 
 def test_a_server_that_stops_waits_for_nobody_who_goes_on_asking(make_server: MakeServer) -> None:

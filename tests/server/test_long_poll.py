@@ -15,6 +15,7 @@ import pytest
 from leftovers import opened
 from logs import NoSyncFileSystem
 from server.wire_client import WireClient
+from waiting import wait_until
 from wire import Sent, foreign
 
 from segmentlog.consuming import wakeup
@@ -53,10 +54,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 def until_it_waits(server: Server) -> None:
     """Return once a long poll is under way."""
-    ends_s = time.monotonic() + 60
-    while not server.worker.broker.purgatory.waiting_count:
-        assert time.monotonic() < ends_s
-        time.sleep(0.002)
+    wait_until(lambda: server.worker.broker.purgatory.waiting_count)
 
 
 def polled(server: Server, client: WireClient, offset: int, meanwhile: Callable[[], Any]) -> Any:

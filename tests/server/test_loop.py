@@ -17,6 +17,7 @@ from leftovers import opened
 from logs import NoSyncFileSystem
 from security.certificates import write_pair
 from server.wire_client import WireClient, request_bytes
+from waiting import wait_until
 from wire import CODECS, Sent, foreign
 
 from segmentlog.log.partition import Partition
@@ -85,14 +86,6 @@ def base_offset(answer: Any) -> int:
     return int(part.base_offset)
 
 
-def until(what: Callable[[], bool]) -> None:
-    """Wait for it."""
-    ends_s = time.monotonic() + WAIT_S
-    while not what():
-        assert time.monotonic() < ends_s, "it did not come to it in time"
-        time.sleep(0.005)
-
-
 def threads_of_connections() -> int:
     """Threads that serve one connection: they are called after its client."""
     return sum(thread.name == "segmentlog-127.0.0.1" for thread in threading.enumerate())
@@ -107,7 +100,7 @@ def test_many_that_ask_now_and_then_have_no_threads(serve: Callable[..., Server]
         assert base_offset(client.ask(0, 9, producing())) == number
     for client in clients[:100]:
         client.send(1, 11, polling(150))
-    until(lambda: server.worker.broker.purgatory.waiting_count == 100)
+    wait_until(lambda: server.worker.broker.purgatory.waiting_count == 100)
     assert threads_of_connections() == 0
     clients[-1].ask(0, 9, producing())
     for client in clients[:100]:
@@ -168,10 +161,7 @@ def test_requests_behind_one_that_nobody_waits_for_are_done(
     is_disconnected, found = KafkaConnection.is_disconnected, []
 
     def is_left_soon(connection: KafkaConnection) -> bool:
-        ends_s = time.monotonic() + WAIT_S
-        while not is_disconnected(connection):
-            assert time.monotonic() < ends_s
-            time.sleep(0.002)
+        wait_until(lambda: is_disconnected(connection))
         found.append(connection)
         return True
 
@@ -263,7 +253,7 @@ def test_a_batch_that_waits_for_a_place_keeps_nobody_waiting(
         waiting = [clients.enter_context(WireClient(server.bootstrap_servers)) for _ in range(3)]
         for number, client in enumerate(waiting, 1):
             client.send(0, 9, producing(packed))
-            until(lambda number=number: places.waiting_count == number)
+            wait_until(lambda number=number: places.waiting_count == number)
         other = clients.enter_context(WireClient(server.bootstrap_servers))
         assert [base_offset(other.ask(0, 9, producing(batch))) for batch in small] == list(range(len(small)))
         assert places.waiting_count == len(waiting)
@@ -272,7 +262,7 @@ def test_a_batch_that_waits_for_a_place_keeps_nobody_waiting(
         assert sorted(base_offset(client.answer()) for client in waiting) == [first, first + 1, first + 2]
         # They are back among those that one thread serves.
         assert base_offset(waiting[0].ask(0, 9, producing())) == first + 3
-        until(lambda: threads_of_connections() == 0)
+        wait_until(lambda: threads_of_connections() == 0)
 
 
 def test_answers_behind_a_long_poll(serve: Callable[..., Server]) -> None:
@@ -308,7 +298,7 @@ def test_a_thread_for_as_long_as_it_needs_one(serve: Callable[..., Server]) -> N
             assert threads_of_connections() == 1
             for _ in range(20):
                 client.ask(18, 0, ApiVersionsRequest())
-            until(lambda: threads_of_connections() == 0)
+            wait_until(lambda: threads_of_connections() == 0)
             client.ask(18, 0, ApiVersionsRequest())
             assert threads_of_connections() == 0
 
@@ -356,7 +346,7 @@ def test_what_was_decrypted_already_is_not_waited_for(serve: Callable[..., Serve
     with WireClient(server.bootstrap_servers) as client:
         client.sock = context.wrap_socket(client.sock, server_hostname="127.0.0.1")
         client.ask(18, 0, ApiVersionsRequest())
-        until(lambda: threads_of_connections() == 0)
+        wait_until(lambda: threads_of_connections() == 0)
         for _ in range(3):
             first = client._sent + 1
             head = request_bytes(0, 9, producing(), first)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from server.clients.driver import until
 from server.clients.fetching import Missing
 from server.clients.java_driver import java_command
 from server.clients.served import Served
@@ -19,6 +18,7 @@ from server.clients.served import store as store
 from server.clients.teller import starting
 from server.test_every_api import MakeBroker, make_broker
 from server.wire_client import Desk, WireClient
+from waiting import wait_until
 
 import segmentlog
 from segmentlog.format.file_names import SHIP_FILE
@@ -168,7 +168,7 @@ def test_a_machine_that_was_taken_over(tmp_path: Path) -> None:
         take_over(bucket, str(tmp_path / "again"))
         old.store.topic("t").partition(0).append([b"late"])
         with segmentlog.serve(tmp_path / "again", port=0) as new:
-            until(lambda: asked(old.bootstrap_servers, cluster_id, 1) == _AWAY, "the old machine sends clients on")
+            wait_until(lambda: asked(old.bootstrap_servers, cluster_id, 1) == _AWAY, "the old machine sends clients on")
             assert asked(old.bootstrap_servers) == _NONE
             assert asked(new.bootstrap_servers, cluster_id, 1) == _NONE
 
@@ -185,12 +185,12 @@ def test_a_client_of_java_at_another_store(tmp_path: Path) -> None:
             address = server.bootstrap_servers
             server.store.create_topic("t").partition(0).append([b"a", b"b"], ack="durable")
             reader = start(java_command("Follow", address, "t", "earliest"))
-            until(lambda: reader.told == ["0 a", "1 b"], "it does not read")
+            wait_until(lambda: reader.told == ["0 a", "1 b"], "it does not read")
         with segmentlog.open(tmp_path / "other") as other:
             other.create_topic("t").partition(0).append([b"x"], ack="durable")
         with segmentlog.serve(tmp_path / "other", port=port_of(address)) as server:
-            until(lambda: errors(server), "it does not say whom it means")
-            until(lambda: "0 x" in reader.told, f"it does not read on: {reader.told}")
+            wait_until(lambda: errors(server), "it does not say whom it means")
+            wait_until(lambda: "0 x" in reader.told, f"it does not read on: {reader.told}")
         assert not reader.has_ended
 
 

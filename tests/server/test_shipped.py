@@ -6,14 +6,14 @@ import contextlib
 import os
 import signal
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cli.processes import arguments_of
 from server.scraping import RawClient, get, scrape, value
+from waiting import wait_until
 from wire import Sent, foreign
 
 import segmentlog
@@ -46,14 +46,6 @@ def server(tmp_path: Path, bucket: LocalBucket) -> Iterator[Server]:
     ) as server:  # fmt: skip
         server.store.create_topic("t", 2, fsync="never")
         yield server
-
-
-def until(what: Callable[[], object]) -> None:
-    """Ask again and again until the answer is true."""
-    ends_s = time.monotonic() + 30
-    while not what():
-        assert time.monotonic() < ends_s, "it did not come to it"
-        time.sleep(0.005)
 
 
 def restored(bucket: LocalBucket, folder: Path, isolation: Any = "read_uncommitted") -> list[bytes | None]:
@@ -160,7 +152,7 @@ def test_clients_are_told_to_try_again_while_the_object_store_is_gone(
         assert value(found, "segmentlog_partition_unshipped_records", topic="t", partition=0) == 2
         assert get(address, "/readyz")[0] == 200
     assert told(server, [b"fourth"]) is ErrorCode.NONE
-    until(lambda: value(scrape(address), "segmentlog_ship_failing") == 0)
+    wait_until(lambda: value(scrape(address), "segmentlog_ship_failing") == 0)
     values = restored(bucket, tmp_path / "restored")
     assert values == [b"first", b"second", b"third", b"fourth"]
 
@@ -179,7 +171,7 @@ def test_nobody_waits_for_more_offsets_in_the_thread_that_serves_all(
         server.store.create_topic("t", fsync="never")
         assert told(server, [b"first"]) is ErrorCode.NONE
         with gone(bucket, tmp_path):
-            until(lambda: "ship" in server.store.health())
+            wait_until(lambda: "ship" in server.store.health())
             left = 1000  # how much was promised depends on how fast it went before
             while told(server, [b"x"], acks=1) is not ErrorCode.NOT_ENOUGH_REPLICAS:
                 left -= 1
@@ -188,7 +180,7 @@ def test_nobody_waits_for_more_offsets_in_the_thread_that_serves_all(
             monkeypatch.setattr("segmentlog.log.append.wait_shipped.GRANT_WAIT_S", 3600.0)
             for _ in range(20):
                 assert told(server, [b"x"], acks=1) is ErrorCode.NOT_ENOUGH_REPLICAS
-        until(lambda: told(server, [b"again"]) is ErrorCode.NONE)
+        wait_until(lambda: told(server, [b"again"]) is ErrorCode.NONE)
 
 
 def test_clients_of_a_machine_that_was_taken_over_are_sent_away(
@@ -233,7 +225,7 @@ def test_workers_of_the_command_ship_as_well(tmp_path: Path, bucket: LocalBucket
             producer.produce("t", b"%d" % number)
             assert producer.flush(60) == 0
             if number in (1, 3):  # either of the two that there were at first is the one that ships
-                until(lambda: len(workers_of(process)) == 2)
+                wait_until(lambda: len(workers_of(process)) == 2)
                 at_first = at_first or workers_of(process)
                 os.kill(at_first[number // 2], signal.SIGKILL)
         assert restored(bucket, tmp_path / "restored") == [b"%d" % number for number in range(6)]

@@ -20,8 +20,8 @@ from leftovers import opened
 from logs import NoSyncFileSystem
 from security.certificates import write_pair
 from server.memory import Memory
-from server.test_limits import until
 from server.wire_client import Refused, WireClient, request_bytes
+from waiting import wait_until
 
 from segmentlog.security.security_settings import Security
 from segmentlog.security.users import add_user
@@ -181,7 +181,7 @@ def test_strangers_do_not_stay(make_server: MakeServer, say: Callable[[WireClien
     with log_in(WireClient(server.bootstrap_servers)) as known, WireClient(server.bootstrap_servers) as client:
         say(client)
         assert client.is_closed_by_peer()
-        until(lambda: server.worker.listener.connection_count == 1)
+        wait_until(lambda: server.worker.listener.connection_count == 1)
         assert not server.worker.listener._guests
         assert is_served(known)
 
@@ -197,7 +197,7 @@ def test_a_handshake_does_not_take_for_ever(make_server: MakeServer, said: bytes
         else:
             client.raw(said)
         assert client.is_closed_by_peer()
-        until(lambda: server.worker.listener.connection_count == 1)
+        wait_until(lambda: server.worker.listener.connection_count == 1)
         assert is_served(known)
         assert not server.worker.listener._guests
 
@@ -209,10 +209,10 @@ def test_the_oldest_stranger_makes_room(make_server: MakeServer, tls: bool, auth
     connect = (lambda: encrypted(server, authority)) if tls else lambda: WireClient(server.bootstrap_servers)
     known = log_in(connect())
     strangers = [WireClient(server.bootstrap_servers) for _ in range(3)]
-    until(lambda: len(server.worker.listener._guests) == 3)
+    wait_until(lambda: len(server.worker.listener._guests) == 3)
     late = log_in(connect())
     assert strangers[0].is_closed_by_peer()
-    until(lambda: server.worker.listener.connection_count == 4)
+    wait_until(lambda: server.worker.listener.connection_count == 4)
     assert len(server.worker.listener._guests) == 2
     assert is_served(known)
     assert is_served(late)
@@ -226,11 +226,11 @@ def test_strangers_of_one_address_make_room_for_those_of_another(make_server: Ma
     server = make_server(tls=tls, unauthenticated_connections=8)
     listener = server.worker.listener
     few = [WireClient(server.bootstrap_servers, source="127.0.0.2") for _ in range(3)]
-    until(lambda: len(listener._guests) == 3)
+    wait_until(lambda: len(listener._guests) == 3)
     many = [WireClient(server.bootstrap_servers) for _ in range(20)]
     for client in many[:15]:
         assert client.is_closed_by_peer()
-    until(lambda: listener.connection_count == 8)
+    wait_until(lambda: listener.connection_count == 8)
     assert not any(is_gone(client) for client in (*few, *many[15:]))
     for client in (*few, *many):
         client.close()
@@ -257,13 +257,13 @@ def test_silent_connections_make_room_where_nobody_has_to_say_who_he_is(make_ser
     known = WireClient(server.bootstrap_servers, source="127.0.0.2")
     assert is_served(known)
     silent = [WireClient(server.bootstrap_servers) for _ in range(3)]
-    until(lambda: listener.connection_count == 4)
+    wait_until(lambda: listener.connection_count == 4)
     others = []
     for one in silent:
         others.append(WireClient(server.bootstrap_servers, source="127.0.0.3"))
         assert is_served(others[-1])
         assert one.is_closed_by_peer()
-    until(lambda: listener.connection_count == 4)
+    wait_until(lambda: listener.connection_count == 4)
     with WireClient(server.bootstrap_servers) as late:
         assert late.is_closed_by_peer()
     assert is_served(known)
@@ -284,15 +284,15 @@ def test_thousands_of_strangers_keep_nobody_out(make_server: MakeServer, tls: bo
     for number in range(STRANGERS):
         strangers.append(WireClient(server.bootstrap_servers))
         if number % 100 == 0:
-            until(lambda: listener.connection_count < STRANGERS // 2)
+            wait_until(lambda: listener.connection_count < STRANGERS // 2)
             with log_in(connect()) as client:
                 assert is_served(client)
             assert is_served(known)
-    until(lambda: listener.connection_count <= STRANGERS // 4 + 1)
+    wait_until(lambda: listener.connection_count <= STRANGERS // 4 + 1)
     assert len(listener._guests) <= STRANGERS // 4
     assert memory.peak() < STRANGERS * (100 << 10) + (32 << 20)
     known.close()
     for client in strangers:
         client.close()
-    until(lambda: not listener.connection_count)
+    wait_until(lambda: not listener.connection_count)
     assert not listener._guests

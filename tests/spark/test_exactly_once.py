@@ -19,6 +19,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql.datasource import WriterCommitMessage
 from seeds import fresh_seed
+from waiting import wait_until
 
 import segmentlog
 from segmentlog.format.file_names import STAGING_FOLDER
@@ -238,14 +239,6 @@ def committed(path: Path) -> int:
         return len(list(store.consumer("out", isolation="read_committed")))
 
 
-def wait_until(is_so: Callable[[], bool], timeout_s: float = 60) -> None:
-    """Look until it is."""
-    ends = time.monotonic() + timeout_s
-    while not is_so():
-        assert time.monotonic() < ends
-        time.sleep(0.05)
-
-
 # ---------------------------------------------------------------- drivers that are killed
 
 
@@ -266,7 +259,7 @@ def test_drivers_that_are_killed(start: Copy, tmp_path: Path) -> None:
     for number in range(KILL_ROUNDS):
         if not number:
             worker = run(tmp_path, "local[2,4]", flaky="1", kill="1")
-            wait_until(lambda worker=worker: worker.poll() is not None, 240)
+            wait_until(lambda worker=worker: worker.poll() is not None, timeout_s=240)
             assert worker.returncode == -signal.SIGKILL, (tmp_path / "worker.log").read_text()[-3000:]
             continue
         worker = run(tmp_path, "local[2,4]", flaky="1")

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 import pytest
+from waiting import wait_until
 
 from segmentlog.topics.background_threads import BackgroundThread, BackgroundThreads
 
@@ -120,15 +121,8 @@ def test_a_thread_that_came_to_an_end_is_started_anew() -> None:
 
     worker = BackgroundThread("mortal", tick)
     worker.ensure_running()
-    _soon(lambda: not worker.is_running)
+    wait_until(lambda: not worker.is_running)
     worker.ensure_running()
-    _soon(lambda: len(ticks) == 2)
+    wait_until(lambda: len(ticks) == 2)
     worker.stop()
     assert len(ticks) == 2
-
-
-def _soon(is_so: Callable[[], bool]) -> None:
-    ends_s = time.monotonic() + 10
-    while not is_so():
-        assert time.monotonic() < ends_s
-        time.sleep(0.002)

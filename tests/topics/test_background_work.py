@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from logs import FakeClock
+from waiting import wait_until
 
 import segmentlog
 from segmentlog.errors import InvalidConfig, ReadOnlyStore
@@ -320,10 +321,7 @@ def test_threads_retain_what_rolls_and_end_with_the_store(tmp_path: Path) -> Non
     with segmentlog.open(tmp_path) as store:
         fill(store, "t", 30, **{"retention.segments": 3})
         log = store.topic("t").partition(0)
-        ends = time.monotonic() + 60
-        while log.log_start_offset < 270:
-            assert time.monotonic() < ends
-            time.sleep(0.01)
+        wait_until(lambda: log.log_start_offset >= 270)
         names = {thread.name for thread in workers() - before}
         assert {"segmentlog-flush", "segmentlog-retention", "segmentlog-cleaner"} <= names
     assert workers() <= before

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from aio_helpers import run
 from leftovers import opened
+from waiting import wait_until
 
 import segmentlog
 from segmentlog.errors import (
@@ -619,7 +620,6 @@ def test_a_dead_process_s_transaction_is_aborted_at_once(store: segmentlog.LogSt
 
 def test_background_work_does_it_without_being_asked(tmp_path: Path) -> None:
     """A thread of any process that has the store open finishes abandoned transactions."""
-    import time
 
     with segmentlog.open(tmp_path / "store") as store:
         store.create_topic("b")
@@ -631,10 +631,7 @@ def test_background_work_does_it_without_being_asked(tmp_path: Path) -> None:
 
         in_child(die)
         log = store.topic("b").partition(0)
-        ends = time.monotonic() + 20
-        while log.last_stable_offset != log.log_end_offset or not log.log_end_offset:
-            assert time.monotonic() < ends
-            time.sleep(0.02)
+        wait_until(lambda: log.last_stable_offset == log.log_end_offset > 0)
 
 
 def test_a_hung_producer_s_transaction_times_out(store: segmentlog.LogStore) -> None:

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from server.clients.driver import until
 from server.clients.fetching import Missing
 from server.clients.java_driver import java_command
 from server.clients.kafkajs_driver import node_command
 from server.clients.served import Served
 from server.clients.teller import Start, Teller
+from waiting import wait_until
 
 from segmentlog.store import LogStore
 
@@ -109,7 +109,7 @@ def copy(store: LogStore, served: Served, start: Start, client: str, count: int,
     copied = CommittedCount(store, "to")
     running = begin()
     for kill in range(kills):
-        until(partial(has_come_on, running, len(running.told)))
+        wait_until(partial(has_come_on, running, len(running.told)))
         assert copied.update() < _PARTITIONS * count, "too little to be killed at"
         if kill % 2:
             os.kill(served.workers()[kill // 2 % 3], signal.SIGKILL)

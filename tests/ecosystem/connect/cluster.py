@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from ecosystem.reading import until
 from server.clients.connect_worker import ConnectWorker
 from server.clients.served import Served
 from server.clients.teller import Start
+from waiting import wait_until
 
 PATIENCE_S = 120.0
 
@@ -36,11 +36,11 @@ class Cluster:
         for worker in self.workers:
             worker.start()
         for worker in self.workers:
-            until(worker.answers, "a worker does not answer", PATIENCE_S)
+            wait_until(worker.answers, "a worker does not answer", PATIENCE_S)
 
     def configure(self, name: str, settings: Mapping[str, object]) -> None:
         """Make or change a connector."""
-        until(lambda: any(one.configure(name, settings) for one in self.workers), f"no {name}", PATIENCE_S, 0.2)
+        wait_until(lambda: any(one.configure(name, settings) for one in self.workers), f"no {name}", PATIENCE_S, 0.2)
 
     def wait_for_tasks(self, *connectors: str) -> None:
         """Until each connector has one that runs, at a worker that lives."""
@@ -54,7 +54,7 @@ class Cluster:
                     self.workers[0].restart_failed(name)
             return all(names & set(self.workers[0].workers_of(name)) for name in connectors)
 
-        until(run, f"not all of {connectors} run", PATIENCE_S, 0.2)
+        wait_until(run, f"not all of {connectors} run", PATIENCE_S, 0.2)
 
     def holder_of(self, connector: str) -> ConnectWorker:
         """The worker that has its task."""
@@ -71,7 +71,7 @@ class Cluster:
         ends_s = time.monotonic() + PATIENCE_S
         while True:
             assert time.monotonic() < ends_s, "it is never in the middle"
-            until(is_in_the_middle, "it is never in the middle", PATIENCE_S)
+            wait_until(is_in_the_middle, "it is never in the middle", PATIENCE_S)
             assert victim.process is not None
             victim.process.stop()
             time.sleep(0.2)  # what it sent is answered
@@ -86,7 +86,7 @@ class Cluster:
                 other.restart_failed(connector)
             return other.workers_of(connector) == [other.name]
 
-        until(is_taken_over, "its task is not taken over", PATIENCE_S, 0.2)
+        wait_until(is_taken_over, "its task is not taken over", PATIENCE_S, 0.2)
         victim.start()
-        until(victim.answers, "the worker does not come back", PATIENCE_S)
+        wait_until(victim.answers, "the worker does not come back", PATIENCE_S)
         return other.name

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 from ecosystem.connect.cluster import PATIENCE_S, Cluster
-from ecosystem.reading import by_client, by_library, open_transactions, undecided_and_aborted, until
+from ecosystem.reading import by_client, by_library, open_transactions, undecided_and_aborted
 from server.clients.fetching import Missing
 from server.clients.java_driver import class_path
 from server.clients.served import Served
 from server.clients.teller import Start
+from waiting import wait_until
 
 from segmentlog.demo.flights import load_flights
 from segmentlog.store import LogStore
@@ -71,10 +72,10 @@ class Copying:
 
     def kill_worker_of_server(self, number: int) -> None:
         """In the middle of a transaction."""
-        until(self.is_in_the_middle, "there is no transaction", PATIENCE_S)
+        wait_until(self.is_in_the_middle, "there is no transaction", PATIENCE_S)
         victim = self._served.workers()[number]
         os.kill(victim, signal.SIGKILL)
-        until(lambda: victim not in (now := self._served.workers()) and len(now) == 3, "it stays dead", PATIENCE_S)
+        wait_until(lambda: victim not in (now := self._served.workers()) and len(now) == 3, "it stays dead", PATIENCE_S)
 
     def finish(self) -> None:
         """The rest of the lines, and all of them are there: exactly once in the topic, at least once in the file."""
@@ -100,12 +101,12 @@ class Copying:
         everything = set(self._lines)
         while self._written < count:
             self.write(_PORTION)
-            until(is_in_the_topic, what_is_missing, 2 * PATIENCE_S, 1)
-        until(is_done, what_is_missing, 2 * PATIENCE_S, 1)
+            wait_until(is_in_the_topic, what_is_missing, 2 * PATIENCE_S, 1)
+        wait_until(is_done, what_is_missing, 2 * PATIENCE_S, 1)
         rows = by_client(self._served.address, "lines", 1)
         assert rows == by_library(self._store, "lines")
         assert [row.value.decode() for row in rows if row.value is not None] == self._lines
-        until(lambda: not open_transactions(self._store, "lines"), "a transaction stays open", PATIENCE_S)
+        wait_until(lambda: not open_transactions(self._store, "lines"), "a transaction stays open", PATIENCE_S)
         assert undecided_and_aborted(self._store, "lines") > 0, "no worker was killed in the middle"
         assert set(out.read_text().splitlines()) == everything
         (position,) = self._store.group_offsets.committed("connect-sink").values()

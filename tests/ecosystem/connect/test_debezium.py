@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 from ecosystem.connect.cluster import PATIENCE_S, Cluster
 from ecosystem.connect.postgres import Postgres, plugins, running
-from ecosystem.reading import by_client, by_library, open_transactions, undecided_and_aborted, until
+from ecosystem.reading import by_client, by_library, open_transactions, undecided_and_aborted
 from server.clients.fetching import Missing
 from server.clients.served import Served
 from server.clients.teller import Start
+from waiting import wait_until
 
 from segmentlog.demo.flights import load_flights
 from segmentlog.store import LogStore
@@ -116,21 +117,21 @@ def test_a_table_is_followed(store: LogStore, served: Served, start: Start, data
         airport.work(5)
         return _TOPIC in store.topics() and open_transactions(store, _TOPIC)
 
-    until(lambda: len(airport.table("copied")) > 100, "nothing is copied", PATIENCE_S, 0.5)
+    wait_until(lambda: len(airport.table("copied")) > 100, "nothing is copied", PATIENCE_S, 0.5)
     for turn, victim in enumerate(["source", "sink", "source"]):
         cluster.kill_holder(victim, is_in_the_middle)
         cluster.wait_for_tasks("source", "sink")
-        until(is_in_the_middle, "there is no transaction", PATIENCE_S)
+        wait_until(is_in_the_middle, "there is no transaction", PATIENCE_S)
         os.kill(served.workers()[turn], signal.SIGKILL)
-        until(lambda: len(served.workers()) == 3, "it stays dead", PATIENCE_S)
+        wait_until(lambda: len(served.workers()) == 3, "it stays dead", PATIENCE_S)
         airport.work(500)
 
     def is_done() -> bool:
         cluster.wait_for_tasks("source", "sink")
         return airport.table("copied") == airport.table("flights")
 
-    until(is_done, "the tables differ", PATIENCE_S, 1)
-    until(lambda: not open_transactions(store, _TOPIC), "a transaction stays open", PATIENCE_S)
+    wait_until(is_done, "the tables differ", PATIENCE_S, 1)
+    wait_until(lambda: not open_transactions(store, _TOPIC), "a transaction stays open", PATIENCE_S)
     rows = by_client(served.address, _TOPIC, _PARTITIONS)
     assert rows == by_library(store, _TOPIC)
     assert undecided_and_aborted(store, _TOPIC) > 0, "no worker was killed in the middle"

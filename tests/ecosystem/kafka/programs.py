@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +11,7 @@ from server.clients.driver import bytes_of, text_of
 from server.clients.java_driver import java_command
 from server.clients.program import Program
 from server.wire_client import WireClient, request_class
+from waiting import wait_until
 
 from segmentlog.testing.ports import free_ports
 
@@ -60,7 +59,7 @@ class Broker:
 
     def wait(self) -> None:
         """Until it answers."""
-        in_time(self._answers, "Kafka does not start")
+        wait_until(self._answers, "Kafka does not start")
 
     def _answers(self) -> bool:
         assert self._process.poll() is None, f"Kafka ended: {self._log.read_text()[-2000:]}"
@@ -73,14 +72,6 @@ class Broker:
         self._process.kill()
         self._process.communicate()
         print(self._log.read_text()[-5000:])
-
-
-def in_time(what: Callable[[], object], why: str) -> None:
-    """Ask again and again until the answer is true, with some patience."""
-    ends_s = time.monotonic() + PATIENCE_S
-    while not what():
-        assert time.monotonic() < ends_s, why
-        time.sleep(0.1)
 
 
 class Ran(NamedTuple):

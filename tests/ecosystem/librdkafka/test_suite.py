@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from ecosystem.librdkafka.suite import environment, suite, tests_with_brokers
 from ecosystem.librdkafka.verdicts import ADMIN, NEW_GROUPS, PASS, PASS_WITHOUT_AUTO_CREATE, REASONS
-from server.clients.driver import until
 from server.clients.fetching import Missing
+from waiting import wait_until
 
 pytestmark = pytest.mark.ecosystem
 
@@ -47,7 +47,7 @@ def serving(folder: Path, rules: str, *options: str) -> Iterator[str]:
     told = folder / "log"
     with open(told, "w") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
         try:
-            until(lambda: "listening on " in told.read_text())
+            wait_until(lambda: "listening on " in told.read_text())
             yield told.read_text().split("listening on ")[1].split()[0].rstrip(",")
         finally:
             process.terminate()

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin import AdminClient
 from ecosystem.kafka.patient import PatientDriver
-from ecosystem.kafka.programs import SCRIPTS, Broker, Tools, in_time
+from ecosystem.kafka.programs import SCRIPTS, Broker, Tools
 from ecosystem.mirror.mirroring import AGES_MS, PARTITIONS, by_partition, mirror, once, records
 from ecosystem.mirror.recipe import Recipe
 from server.clients.driver import WAIT_S, Got
 from server.clients.served import Served
 from server.clients.teller import Start
+from waiting import wait_until
 
 from segmentlog.testing.ports import free_ports
 
@@ -44,7 +45,7 @@ def kill_while_copying(
             source.write(topic, records(number * COUNT, (number + 1) * COUNT))
         copying = mirror(start, settings, folder)
         for topic, copy, _, target in flows:
-            in_time(lambda: copied(target, copy) > number * COUNT, f"{topic} is not copied")  # noqa: B023
+            wait_until(lambda: copied(target, copy) > number * COUNT, f"{topic} is not copied")  # noqa: B023
         os.kill(served.workers()[number], signal.SIGKILL)
         copying.kill()
     mirror(start, settings, folder)
@@ -62,12 +63,12 @@ def test_both_ways(kafka: Broker, served: Served, tools: Tools, start: Start, tm
     kill_while_copying(flows, settings, served, start, tmp_path)
     total = ROUNDS * COUNT
     for topic, copy, source, target in flows:
-        in_time(lambda: copied(target, copy) == total, f"not all of {topic} was copied")  # noqa: B023
+        wait_until(lambda: copied(target, copy) == total, f"not all of {topic} was copied")  # noqa: B023
         read = source.consume("readers", topic, total)
         # MirrorMaker knows no places before those where it was started last: the group reads some more.
         source.write(topic, records(total, total + COUNT))
         read += source.consume("readers", topic, COUNT // 2)
-        in_time(lambda: copied(target, copy) == total + COUNT, f"the rest of {topic} was not copied")  # noqa: B023
+        wait_until(lambda: copied(target, copy) == total + COUNT, f"the rest of {topic} was not copied")  # noqa: B023
         found = target.read(copy, total + COUNT)
         assert once(by_partition(found)) == by_partition(records(0, total + COUNT))
         goes_on(target, copy, found, {one.timestamp for one in read})
@@ -81,7 +82,7 @@ def test_both_ways(kafka: Broker, served: Served, tools: Tools, start: Start, tm
 
 def goes_on(target: PatientDriver, copy: str, found: list[Got], read: set[int]) -> None:
     """The group has a place at the other side: behind it is all that it has not read, and not all there is."""
-    in_time(lambda: len(target.lag("readers", copy)) == PARTITIONS, f"no position in {copy} came")
+    wait_until(lambda: len(target.lag("readers", copy)) == PARTITIONS, f"no position in {copy} came")
     left, ends = target.lag("readers", copy), dict[int, int]()
     for one in found:
         ends[one.partition] = one.offset + 1
@@ -110,5 +111,5 @@ def test_each_record_once(way: str, kafka: Broker, served: Served, start: Start,
     source.create("flights", PARTITIONS, {"retention.ms": AGES_MS})
     kill_while_copying([("flights", "flights", source, target)], settings, served, start, tmp_path)
     total = ROUNDS * COUNT
-    in_time(lambda: copied(target, "flights") == total, "not all of it was copied")
+    wait_until(lambda: copied(target, "flights") == total, "not all of it was copied")
     assert by_partition(target.read("flights", total, committed=True)) == by_partition(records(0, total))

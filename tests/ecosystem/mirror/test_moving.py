@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 from ecosystem.kafka.patient import PatientDriver
-from ecosystem.kafka.programs import SCRIPTS, Broker, Tools, in_time
+from ecosystem.kafka.programs import SCRIPTS, Broker, Tools
 from ecosystem.mirror.mirroring import AGES_MS, PARTITIONS, by_partition, lags, mirror, records
 from ecosystem.mirror.recipe import Recipe
 from server.clients.served import Served
 from server.clients.teller import Start
+from waiting import wait_until
 
 from segmentlog.store import LogStore
 
@@ -31,7 +32,7 @@ def move(
     first = source.consume("readers", TOPIC, 1000)
     copying = mirror(start, settings, folder)  # 1
     source.write(TOPIC, records(1000, 3000))
-    in_time(lambda: f" {TOPIC} " in run(tools, describe_there), "no group came")
+    wait_until(lambda: f" {TOPIC} " in run(tools, describe_there), "no group came")
     os.kill(served.workers()[1], signal.SIGKILL)
     source.write(TOPIC, records(3000, 4000))
     assert not copying.has_ended
@@ -43,9 +44,9 @@ def move(
     assert lags(run(tools, describe), GROUPS) == wanted
     # 4
     assert counted(tools, count) == 4000
-    in_time(lambda: counted(tools, count_there) == 4000, "not all of it came")
+    wait_until(lambda: counted(tools, count_there) == 4000, "not all of it came")
     # 5
-    in_time(lambda: lags(run(tools, describe_there), GROUPS) == wanted, "groups are not where they were")
+    wait_until(lambda: lags(run(tools, describe_there), GROUPS) == wanted, "groups are not where they were")
     # 6
     copying.kill()
     assert by_partition(target.read(TOPIC, 4000)) == by_partition(records(0, 4000))

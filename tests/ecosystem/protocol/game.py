@@ -17,8 +17,8 @@ from confluent_kafka import Producer
 from delivery_cast import PATIENCE_S, Cast, Nursery
 from delivery_trial import settled
 from ecosystem.protocol.java_players import JavaPlayers
-from ecosystem.protocol.patience import until
 from ecosystem.protocol.unruly_server import UnrulyServer
+from waiting import wait_until
 
 import segmentlog
 from segmentlog.format.file_names import GROUPS_FOLDER, folder_name_of
@@ -135,7 +135,7 @@ class Game(Cast):
 
     def until_told(self, label: str, *kinds: str) -> checker.Event:
         """Return the first of these that it writes down."""
-        until(lambda: self.told(label, *kinds), f"{label} has not said {kinds}; {self.where}")
+        wait_until(lambda: self.told(label, *kinds), f"{label} has not said {kinds}; {self.where}")
         return self.told(label, *kinds)[0]
 
     def until_all_play(self) -> None:
@@ -144,7 +144,7 @@ class Game(Cast):
             self.until_told(self.label(pid), "ok", "acked", "committed", "handed", "owns")
         if self.java is not None:
             for player in ("plain", "transactions", "pipeline", "reader"):
-                until(
+                wait_until(
                     lambda player=player: self.java_told(player, "acked", "committed", "handed"),
                     f"no {player} of Java's",
                 )

@@ -23,7 +23,7 @@ from confluent_kafka.admin import (
 )
 from delivery_trial import contents
 from ecosystem.protocol.game import PARTITIONS_MAX, TARGET, Game
-from ecosystem.protocol.patience import until
+from waiting import wait_until
 
 PRODUCE, END_TXN = 0, 26
 OTHER_APIS: Final = (1, 8, 9, 11, 14, 22, 24, 25, 28, 68)
@@ -57,7 +57,7 @@ class Strikes:
         met = Path(f"{self.server.full}.met")
         met.unlink(missing_ok=True)
         self.server.full.touch()
-        until(met.exists, "nobody wanted to write")
+        wait_until(met.exists, "nobody wanted to write")
         time.sleep(self.rng.uniform(0.05, 0.3))
         self.server.full.unlink()
 
@@ -87,7 +87,7 @@ class Strikes:
         seen = self.server.proxy.seen
         before = seen[what]
         begin()
-        until(lambda: seen[what] >= before + count, f"no connection was {what}")
+        wait_until(lambda: seen[what] >= before + count, f"no connection was {what}")
 
     # ------------------------------------------------------------ players
 
@@ -165,14 +165,14 @@ class Strikes:
         held = set(game.until_told(label, "*holding")[2])
         game.stop(pid)
         before = Counter(self._done_by_others(label))
-        until(
+        wait_until(
             lambda: held & (Counter(self._done_by_others(label)) - before).keys(),
             f"nobody does the work of {label}; {game.where}",
         )
         game.running[pid] = game.stopped.pop(pid)
         os.kill(pid, signal.SIGUSR2)
         os.kill(pid, signal.SIGCONT)
-        until(lambda: self._has_tried(label), f"{label} does not go on; {game.where}")
+        wait_until(lambda: self._has_tried(label), f"{label} does not go on; {game.where}")
         if self._has_tried(label)[0] != "committed":
             game.seen["member fenced"] += 1
         game.leave([pid])
@@ -212,11 +212,11 @@ class Strikes:
                 self._change(pid, "classic")
         if game.java is not None:
             game.java.be("classic")
-        until(partial(self._is_of, "classic"), f"it is not of the classic protocol; {game.where}")
+        wait_until(partial(self._is_of, "classic"), f"it is not of the classic protocol; {game.where}")
         pid = game.players("client", "pipeline")[0]
         for protocol in ("consumer", "classic"):
             pid = self._change(pid, protocol)
-            until(partial(self._is_of, protocol), f"the group is not of the {protocol} protocol; {game.where}")
+            wait_until(partial(self._is_of, protocol), f"the group is not of the {protocol} protocol; {game.where}")
 
     def _is_of(self, protocol: str) -> bool:
         group = self.game.group()
@@ -250,7 +250,7 @@ class Strikes:
         fresh = [game.enter(order) for order in orders]
         if game.java is not None:
             game.java.be(self.rng.choice(("classic", "consumer")))
-        until(lambda: any(game.told(game.label(pid), "owns") for pid in fresh), f"no client has it; {game.where}")
+        wait_until(lambda: any(game.told(game.label(pid), "owns") for pid in fresh), f"no client has it; {game.where}")
 
     # ------------------------------------------------------------ topics
 
@@ -268,7 +268,7 @@ class Strikes:
                         future.result()
             return is_done()
 
-        until(try_it)
+        wait_until(try_it)
 
     def add_partitions(self) -> None:
         game = self.game
@@ -301,7 +301,7 @@ class Strikes:
         game = self.game
         partition = self.rng.randrange(game.counts["other"])
         log = game.store.topic("other").partition(partition)
-        until(lambda: log.last_stable_offset > log.log_start_offset + 10)
+        wait_until(lambda: log.last_stable_offset > log.log_start_offset + 10)
         before = self.rng.randrange(log.log_start_offset + 1, log.last_stable_offset)
         found = contents(log)
         game.say("trims", "other", partition, [

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from delivery_cast import Nursery
 from ecosystem.protocol.game import CLIENTS, Game
-from ecosystem.protocol.patience import until
 from ecosystem.protocol.strikes import PRODUCE, Strikes
+from waiting import wait_until
 
 _PLAYER = Path(__file__).with_name("player.py")
 _PATIENCE_S = 6.0
@@ -44,7 +44,7 @@ def _kill_after_an_acknowledgement(game: Game, strikes: Strikes) -> None:
     (pid,) = game.players("client", "plain")
     label = game.label(pid)
     before = len(game.told(label, "acked"))
-    until(lambda: len(game.told(label, "acked")) > before)
+    wait_until(lambda: len(game.told(label, "acked")) > before)
     strikes.kill_server()
 
 
@@ -57,7 +57,7 @@ def _read_what_is_aborted(game: Game, strikes: Strikes) -> None:
         sent = {value for event in game.told(game.label(writer), "send") if event[2] in aborted for value in event[5]}
         return any(value in sent for event in game.told(game.label(reader), "handed") for _, value in event[5])
 
-    until(has_read)
+    wait_until(has_read)
 
 
 def _own_together(game: Game, strikes: Strikes) -> None:
@@ -67,15 +67,15 @@ def _own_together(game: Game, strikes: Strikes) -> None:
     def owned(label: str) -> set[tuple[Any, ...]]:
         return {tuple(event[4:]) for event in game.told(label, "owns")}
 
-    until(lambda: owned(first) & owned(second))
+    wait_until(lambda: owned(first) & owned(second))
 
 
 def _lose_answers(game: Game, strikes: Strikes) -> None:
     game.server.proxy.lose_answers(PRODUCE, 3)
-    until(lambda: game.server.proxy.seen["lost"] == 3)
+    wait_until(lambda: game.server.proxy.seen["lost"] == 3)
     (pid,) = game.players("client", "plain")
     before = len(game.told(game.label(pid), "acked"))
-    until(lambda: len(game.told(game.label(pid), "acked")) > before + 3)
+    wait_until(lambda: len(game.told(game.label(pid), "acked")) > before + 3)
 
 
 def test_a_forgotten_fence_is_caught(tmp_path: Path, nursery: Nursery) -> None:

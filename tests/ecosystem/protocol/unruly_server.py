@@ -12,8 +12,8 @@ import threading
 from pathlib import Path
 
 from delivery_cast import PATIENCE_S
-from ecosystem.protocol.patience import until
 from ecosystem.protocol.unruly_proxy import UnrulyProxy
+from waiting import wait_until
 
 _SERVER = Path(__file__).with_name("server_process.py")
 _TESTS = Path(__file__).parents[2]
@@ -49,7 +49,7 @@ class UnrulyServer:
         assert self.proxy.targets, f"it did not start: {self.log.read_text()[-2000:]}"
         self._thread = threading.Thread(target=self._listen, args=(self._process,))
         self._thread.start()
-        until(lambda: self.pids, "it did not serve in time")
+        wait_until(lambda: self.pids, "it did not serve in time")
 
     def _listen(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
@@ -59,7 +59,7 @@ class UnrulyServer:
     def kill_worker(self, pid: int) -> None:
         """Another one takes its place."""
         os.kill(pid, signal.SIGKILL)
-        until(lambda: pid not in self.pids, "the worker was not started again")
+        wait_until(lambda: pid not in self.pids, "the worker was not started again")
 
     def kill(self) -> None:
         """All of it, as `kill -9`; the workers first, so that none of them ends well."""

@@ -17,11 +17,12 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
-from server.clients.driver import WAIT_S, until
+from server.clients.driver import WAIT_S
 from server.clients.fetching import Missing
 from server.clients.java_driver import class_path
 from server.clients.served import Served
 from server.clients.teller import Start
+from waiting import wait_until
 
 from segmentlog.store import LogStore
 
@@ -194,7 +195,7 @@ def until_told(told: list[str], line: str) -> None:
     """Spark takes its time to start."""
     for _ in range(4):
         try:
-            until(lambda: line in told)
+            wait_until(lambda: line in told)
             return
         except AssertionError:
             continue

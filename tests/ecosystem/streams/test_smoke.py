@@ -17,11 +17,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ecosystem.reading import by_library, open_transactions, until
+from ecosystem.reading import by_library, open_transactions
 from server.clients.fetching import Missing
 from server.clients.java_driver import MOVED, class_path, java_command
 from server.clients.served import Served
 from server.clients.teller import Start, Teller
+from waiting import wait_until
 
 from segmentlog.store import LogStore
 from segmentlog.testing.ports import free_ports
@@ -93,7 +94,7 @@ class Processors:
 
     def wait(self) -> None:
         """Until both of them work."""
-        until(lambda: self.look() or all(map(_has_started, self._running.values())), "a processor does not start", 120)
+        wait_until(lambda: self.look() or all(map(_has_started, self._running.values())), "a processor does not start")
 
     def kill(self, name: str) -> None:
         """As `kill -9`, while transactions are open."""
@@ -148,20 +149,20 @@ def test_smoke(store: LogStore, served: Served, start: Start, tmp_path: Path) ->
 
     for turn in range(KILLS):
         due = _KEYS * RECORDS * (turn + 0.5) / KILLS
-        until(lambda due=due: has_written(due), f"the driver does not write: {driver.told[-5:]}", 300)
+        wait_until(lambda due=due: has_written(due), f"the driver does not write: {driver.told[-5:]}", 300)
         if turn % 2:
             served.kill_and_restart()
         else:
             name = "ab"[turn // 2 % 2]
             processors.kill(name)
             processors.start(name)
-    until(lambda: has_written(_KEYS * RECORDS), "the driver does not come to its end", 300)
+    wait_until(lambda: has_written(_KEYS * RECORDS), "the driver does not come to its end", 300)
 
     def has_judged() -> bool:
         processors.look()
         return bool({"PASSED", "NOT-PASSED"} & set(driver.told)) or driver.has_ended
 
-    until(has_judged, f"no verdict: {driver.told[-20:]}", _END_S, 0.5)
+    wait_until(has_judged, f"no verdict: {driver.told[-20:]}", _END_S, 0.5)
     assert {"PASSED", "ALL-RECORDS-DELIVERED"} <= set(driver.told), "\n".join(driver.told[-100:])
     # The library sees the same: each record of the driver once.
     echoed = [row.value for row in by_library(store, "echo")]

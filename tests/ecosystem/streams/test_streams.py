@@ -13,12 +13,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from ecosystem.reading import Row, by_client, by_library, open_transactions, undecided_and_aborted, until
+from ecosystem.reading import Row, by_client, by_library, open_transactions, undecided_and_aborted
 from ecosystem.streams.flights import Flight, Flown, delays_of, flights_of_2013, flown_of, planes_of_2013
 from server.clients.fetching import Missing
 from server.clients.java_driver import class_path, java_command
 from server.clients.served import Served
 from server.clients.teller import Start, Teller
+from waiting import wait_until
 
 from segmentlog.store import LogStore
 
@@ -104,8 +105,8 @@ class Work:
             self.look()
             return open_transactions(self._store, "delays") and open_transactions(self._store, "flown")
 
-        until(lambda: self._runs() and self._has_committed(), f"it does not work: {self._told()}", 120)
-        until(is_there, f"it has no transaction: {self._told()}", 60)
+        wait_until(lambda: self._runs() and self._has_committed(), f"it does not work: {self._told()}")
+        wait_until(is_there, f"it has no transaction: {self._told()}")
 
     def kill(self, name: str) -> None:
         """An instance as `kill -9`, in the middle of a transaction: that is certain, since it was stopped before."""
@@ -131,7 +132,7 @@ class Work:
                 self.feed(5)
             return app.has_ended
 
-        until(has_ended, f"it does not come to its end: {app.told}", 120)
+        wait_until(has_ended, f"it does not come to its end: {app.told}")
         assert open_transactions(self._store, "flown")
         self.torn += 1
 
@@ -143,13 +144,15 @@ class Work:
     def kill_worker_under_restoring(self, name: str, number: int) -> None:
         """One of the server's, while an instance reads changelogs."""
         app = self.apps[name]
-        until(lambda: any(line.startswith("restoring") for line in app.told), "it restores nothing", 120)
+        wait_until(lambda: any(line.startswith("restoring") for line in app.told), "it restores nothing")
         self._kill_worker(number)
 
     def _kill_worker(self, number: int) -> None:
         victim = self._served.workers()[number]
         os.kill(victim, signal.SIGKILL)
-        until(lambda: victim not in (now := self._served.workers()) and len(now) == 3, "it is not started again", 60)
+        wait_until(
+            lambda: victim not in (now := self._served.workers()) and len(now) == 3, "it is not started again", 60
+        )
 
     def finish(self, within_s: float) -> None:
         """The rest of the flights, until all of them are done."""
@@ -161,10 +164,10 @@ class Work:
             self.look()
             return self._positions(topic) == self._ends(topic)
 
-        until(lambda: is_read("flights") and is_read("planes"), f"it does not end: {self._told()}", within_s)
-        until(lambda: len(by_library(self._store, "delays")) >= count, "it does not add up all of them", 120, 1)
+        wait_until(lambda: is_read("flights") and is_read("planes"), f"it does not end: {self._told()}", within_s)
+        wait_until(lambda: len(by_library(self._store, "delays")) >= count, "it does not add up all of them", every_s=1)
         for topic in ("delays", "flown"):
-            until(lambda topic=topic: not open_transactions(self._store, topic), "a transaction stays open", 60)
+            wait_until(lambda topic=topic: not open_transactions(self._store, topic), "a transaction stays open")
 
     def check(self) -> None:
         """All that it wrote, as others see it, is what plain Python makes of the flights; nothing is there twice."""
@@ -267,7 +270,7 @@ def test_groups_of_the_streams_protocol(store: LogStore, served: Served, start: 
     work = Work(store, served, start, tmp_path, flights_of_2013(100), on_disk=False)
     work.feed(100)
     app = work.start("a", {"group.protocol": "streams"})
-    until(lambda: any(line[0] == "!" for line in app.told), "it does not say why", 120)
+    wait_until(lambda: any(line[0] == "!" for line in app.told), "it does not say why")
     (why,) = (line for line in app.told if line[0] == "!")
     assert "does not support the STREAMS group protocol" in why
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 from ecosystem.kafka.patient import PatientDriver
-from ecosystem.kafka.programs import in_time
 from ecosystem.tools.conftest import Command
 from server.clients.driver import Sent
 from server.clients.served import Served
 from server.clients.teller import Start
+from waiting import wait_until
 
 from segmentlog.store import LogStore
 
@@ -99,8 +99,8 @@ def test_a_new_group_can_be_given_positions(client: PatientDriver, do: Command) 
 def test_a_group_at_work(client: PatientDriver, do: Command, start: Start) -> None:
     """It is told who has what; its positions are not reset, and it is not deleted."""
     member = start(client.member("g", "t"))
-    in_time(lambda: "Stable" in do(GROUPS, "--list", "--state"), "it did not join")
-    in_time(lambda: len(rows(do(GROUPS, "--describe", "--group", "g"))) == 2, "no positions")
+    wait_until(lambda: "Stable" in do(GROUPS, "--list", "--state"), "it did not join")
+    wait_until(lambda: len(rows(do(GROUPS, "--describe", "--group", "g"))) == 2, "no positions")
     assert all(row[-1] == "rdkafka" for row in rows(do(GROUPS, "--describe", "--group", "g")))
     (told,) = rows(do(GROUPS, "--describe", "--group", "g", "--members", "--verbose"))
     assert "t:0,1" in told

@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from ecosystem.kafka.programs import Tools, in_time
+from ecosystem.kafka.programs import Tools
 from ecosystem.tools.conftest import Command
+from waiting import wait_until
 
 from segmentlog.store import LogStore
 
@@ -102,7 +103,7 @@ def test_what_measures_and_verifies(do: Command, store: LogStore) -> None:
     store.create_topic("verified", 1)
     do("VerifiableProducer", "--topic", "verified", "--max-messages", 5)
     # Its last records go when its process ends, which does not end here, or a moment later.
-    in_time(lambda: len(list(store.consumer("verified"))) == 5, "not all of it came")
+    wait_until(lambda: len(list(store.consumer("verified"))) == 5, "not all of it came")
     told = do("VerifiableConsumer", "--topic", "verified", "--group-id", "v", "--max-messages", 5)
     events = [json.loads(line) for line in told.splitlines() if line.startswith("{")]
     assert [one["count"] for one in events if one["name"] == "records_consumed"] == [5]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import base64
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 Header = tuple[str, bytes | None]
@@ -122,11 +121,3 @@ def bytes_of(text: str) -> bytes | None:
 def sorted_records(records: Sequence[Any]) -> list[Any]:
     """By partition, then by offset."""
     return sorted(records, key=lambda record: (record.partition, record.offset))
-
-
-def until(what: Callable[[], object], why: str = "it did not come to it in time") -> None:
-    """Ask again and again until the answer is true."""
-    ends_s = time.monotonic() + WAIT_S
-    while not what():
-        assert time.monotonic() < ends_s, why
-        time.sleep(0.01)

@@ -10,7 +10,8 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from server.clients.driver import SESSION_TIMEOUT_MS, Driver, text_of, until
+from server.clients.driver import SESSION_TIMEOUT_MS, Driver, text_of
+from waiting import wait_until
 
 import segmentlog
 from segmentlog.objects.bucket.url import open_bucket
@@ -138,14 +139,14 @@ def test_three_members_one_is_killed(client: Driver, store: LogStore) -> None:
             described = store.groups.describe("g")
             return described.state == "Stable" and [len(one.partitions) for one in described.members] == [2, 2, 2]
 
-        until(lambda: "g" in store.groups.names(), "nobody joined")
-        until(all_share, "three members do not share")
+        wait_until(lambda: "g" in store.groups.names(), "nobody joined")
+        wait_until(all_share, "three members do not share")
         append(turn)
-        until(lambda: all(len({told[0] for told in one.told}) == 2 for one in members), "some member got nothing")
+        wait_until(lambda: all(len({told[0] for told in one.told}) == 2 for one in members), "some member got nothing")
         members[0].kill()
         for turn in range(1, 6):
             append(turn)
-        until(
+        wait_until(
             lambda: {told[:2] for one in members for told in one.told} == set(sent),
             "what a dead member had did not come to the others",
         )
@@ -154,7 +155,7 @@ def test_three_members_one_is_killed(client: Driver, store: LogStore) -> None:
             for partition, offset, word in one.told:
                 told[partition, offset].add(word)
         assert told == {position: {word} for position, word in sent.items()}
-        until(lambda: all(one.lag == 0 for one in store.groups.describe("g").partitions), "it is not all committed")
+        wait_until(lambda: all(one.lag == 0 for one in store.groups.describe("g").partitions), "not all is committed")
         assert len(store.groups.describe("g").members) == 2
     finally:
         for one in members:
@@ -173,15 +174,15 @@ def test_a_member_that_stood_still(client: Driver, store: LogStore) -> None:
     member = _Member(client.member("g", "t"))
     try:
         offsets = {partition.append([b"before"])}
-        until(lambda: {told[1] for told in member.told} == offsets, "it does not read")
+        wait_until(lambda: {told[1] for told in member.told} == offsets, "it does not read")
         generation = store.groups.describe("g").generation
         member.send(signal.SIGSTOP)
-        until(lambda: not store.groups.describe("g").members, "it is not missed")
+        wait_until(lambda: not store.groups.describe("g").members, "it is not missed")
         offsets |= {partition.append([b"%d" % number]) for number in range(5)}
         member.send(signal.SIGCONT)
-        until(lambda: {told[1] for told in member.told} == offsets, "what it read then did not come again")
-        until(lambda: [one.lag for one in store.groups.describe("g").partitions] == [0], "it is not all committed")
+        wait_until(lambda: {told[1] for told in member.told} == offsets, "what it read then did not come again")
+        wait_until(lambda: [one.lag for one in store.groups.describe("g").partitions] == [0], "not all is committed")
         # aiokafka commits as nobody while it is no member, and joins again then.
-        until(lambda: store.groups.describe("g").generation > generation, "it does not join again")
+        wait_until(lambda: store.groups.describe("g").generation > generation, "it does not join again")
     finally:
         member.kill()

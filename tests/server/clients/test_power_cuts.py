@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from crashfs_mount import disk as disk
 from server.clients.connect_worker import ConnectWorker
-from server.clients.driver import Driver, text_of, until
+from server.clients.driver import Driver, text_of
 from server.clients.fetching import Missing
 from server.clients.java_driver import java_command
 from server.clients.mortal import MortalServer
 from server.clients.teller import Start, starting
+from waiting import wait_until
 
 from segmentlog.testing.crashfs import CrashFS
 
@@ -95,18 +96,18 @@ def test_members_of_a_group_go_on(kind: type[Driver], server: MortalServer, star
     def has_told(values: Sequence[str]) -> bool:
         return words(values) <= {line.split()[-1] for line in member.told}
 
-    until(lambda: has_told(numbers(0, 5)), "it does not read")
+    wait_until(lambda: has_told(numbers(0, 5)), "it does not read")
     write(server, "t", numbers(5, 10))
-    until(lambda: has_told(numbers(5, 10)), "it does not read on")
-    until(lambda: server.committed("g") == {"t/0": 10}, "it does not commit")
+    wait_until(lambda: has_told(numbers(5, 10)), "it does not read on")
+    wait_until(lambda: server.committed("g") == {"t/0": 10}, "it does not commit")
     is_kcat = client.name == "kcat"  # it ends by itself when no server is there, and may take long on a busy machine
     _, end = lose(server, "t", 5, member.kill if is_kcat else lambda: None)
     assert end > 10
     if is_kcat:
         member = start(client.member("g", "t"))
     write(server, "t", numbers(10, 15))
-    until(lambda: has_told(numbers(10, 15)), f"it does not go on: {member.told}")
-    until(lambda: server.committed("g") == {"t/0": end + 5}, "it does not commit what came then")
+    wait_until(lambda: has_told(numbers(10, 15)), f"it does not go on: {member.told}")
+    wait_until(lambda: server.committed("g") == {"t/0": end + 5}, "it does not commit what came then")
     assert not member.has_ended
 
 
@@ -121,14 +122,14 @@ def test_who_reads_by_himself_is_told(server: MortalServer, start: Start, reset:
     write(server, "t", numbers(5, 10))
     reader = start(java_command("Follow", server.address, "t", reset))
     before = [f"{number} v{number}" for number in range(10)]
-    until(lambda: reader.told == before, "it does not read")
+    wait_until(lambda: reader.told == before, "it does not read")
     base_offset, end = lose(server, "t", 5)
     told = [f"truncated 10 {base_offset}"] if reset == "none" else []
     if appended == "late":  # batches without records lead it to the end of what was lost, and it waits there
-        until(lambda: f"at {end}" in reader.told, "it stays where it cannot read on")
+        wait_until(lambda: f"at {end}" in reader.told, "it stays where it cannot read on")
     write(server, "t", numbers(10, 15))
     after = [f"{end + number} v{10 + number}" for number in range(5)]
-    until(lambda: reader.told[-1:] == after[-1:], "it does not go on")
+    wait_until(lambda: reader.told[-1:] == after[-1:], "it does not go on")
     assert [line for line in reader.told if not line.startswith("at")] == before + told + after
     assert not reader.has_ended
 
@@ -143,10 +144,10 @@ def test_streams_restores_its_state(server: MortalServer, start: Start, tmp_path
     app = start(command)
     write(server, "words", ["a"] * 5)
     between = "app-counts-repartition/0"  # its changes are written before it commits
-    until(lambda: "a 5" in app.told and server.committed("app").get(between) == 5, "it does not count")
+    wait_until(lambda: "a 5" in app.told and server.committed("app").get(between) == 5, "it does not count")
     server.flush()
     write(server, "words", ["a"] * 5)
-    until(lambda: "a 10" in app.told and server.committed("app").get(between) == 10, "it does not count on")
+    wait_until(lambda: "a 10" in app.told and server.committed("app").get(between) == 10, "it does not count on")
     if not survives:
         app.kill()
     lose(server, "words", 5)
@@ -154,18 +155,20 @@ def test_streams_restores_its_state(server: MortalServer, start: Start, tmp_path
     assert base_offset == 5
     if not survives:
         app = start(command)
-        until(lambda: f"restoring 0 {end_offset}" in app.told, "it does not look at its changelog")
-        until(lambda: "restored 5" in app.told, "it does not come to the end of its changelog")
+        wait_until(lambda: f"restoring 0 {end_offset}" in app.told, "it does not look at its changelog")
+        wait_until(lambda: "restored 5" in app.told, "it does not come to the end of its changelog")
     write(server, "words", ["a", "b", "b", "b"])
-    until(lambda: "b 3" in app.told, "it does not go on")
-    until(lambda: server.committed("app").get(between) == server.end(between), "it does not commit what came then")
+    wait_until(lambda: "b 3" in app.told, "it does not go on")
+    wait_until(lambda: server.committed("app").get(between) == server.end(between), "it does not commit what came then")
     app.kill()
     counted = [line for line in app.told if line[0] in "ab"]
     a_s = max([int(line.split()[1]) for line in counted if line[0] == "a"], default=0)
     again = start(command)
-    until(lambda: any(line.startswith("restored") for line in again.told), "it does not restore what is around a gap")
+    wait_until(
+        lambda: any(line.startswith("restored") for line in again.told), "it does not restore records around a gap"
+    )
     write(server, "words", ["a", "b"])
-    until(lambda: {f"a {a_s + 1}", "b 4"} <= set(again.told), f"it has forgotten something: {counted}")
+    wait_until(lambda: {f"a {a_s + 1}", "b 4"} <= set(again.told), f"it has forgotten something: {counted}")
     assert not [line for line in app.told + again.told if line.startswith("!")]
 
 
@@ -183,14 +186,14 @@ class _Connect:
     def start(self) -> None:
         """Until it answers."""
         self._worker.start()
-        until(self._worker.answers, "it does not answer")
+        wait_until(self._worker.answers, "it does not answer")
 
     def make_connectors(self) -> None:
         """From the file to the topic, and from that to the other file."""
         source = {"connector.class": "FileStreamSource", "file": self._folder / "in", "topic": "lines"}
         sink = {"connector.class": "FileStreamSink", "file": self._folder / "out", "topics": "lines"}
-        until(lambda: self._worker.configure("source", source), "no connector is made")
-        until(lambda: self._worker.configure("sink", sink), "no connector is made")
+        wait_until(lambda: self._worker.configure("source", source), "no connector is made")
+        wait_until(lambda: self._worker.configure("sink", sink), "no connector is made")
 
     def write(self, lines: Sequence[str]) -> None:
         """To the one file."""
@@ -212,15 +215,15 @@ def test_connect_goes_on(server: MortalServer, start: Start, tmp_path: Path, sur
     connect.start()
     connect.make_connectors()
     connect.write(numbers(0, 5))
-    until(lambda: connect.has_copied(numbers(0, 5)), "it does not copy")
-    until(lambda: connect.states() == ["RUNNING"] * 4, "it does not run")
-    until(lambda: server.end("connect-offset/0") > 0, "it keeps no position")
+    wait_until(lambda: connect.has_copied(numbers(0, 5)), "it does not copy")
+    wait_until(lambda: connect.states() == ["RUNNING"] * 4, "it does not run")
+    wait_until(lambda: server.end("connect-offset/0") > 0, "it keeps no position")
     server.flush()
     kept = server.end("connect-offset/0")
     connect.write(numbers(5, 10))
-    until(lambda: connect.has_copied(numbers(5, 10)), "it does not copy on")
-    until(lambda: server.committed("connect-sink") == {"lines/0": 10}, "the sink does not commit")
-    until(lambda: server.end("connect-offset/0") > kept, "it keeps no later position")
+    wait_until(lambda: connect.has_copied(numbers(5, 10)), "it does not copy on")
+    wait_until(lambda: server.committed("connect-sink") == {"lines/0": 10}, "the sink does not commit")
+    wait_until(lambda: server.end("connect-offset/0") > kept, "it keeps no later position")
     if not survives:
         connect.kill()
     lose(server, "lines", 5)
@@ -229,13 +232,13 @@ def test_connect_goes_on(server: MortalServer, start: Start, tmp_path: Path, sur
     if not survives:
         connect.start()
     connect.write(numbers(10, 15))
-    until(lambda: connect.has_copied(numbers(10, 15)), "it does not go on")
-    until(lambda: connect.states() == ["RUNNING"] * 4, "it does not go on running")
+    wait_until(lambda: connect.has_copied(numbers(10, 15)), "it does not go on")
+    wait_until(lambda: connect.states() == ["RUNNING"] * 4, "it does not go on running")
     connect.kill()
     connect.write(numbers(15, 20))
     connect.start()
-    until(lambda: connect.has_copied(numbers(15, 20)), "another one does not go on")
-    until(lambda: connect.states() == ["RUNNING"] * 4, "another one does not run")
+    wait_until(lambda: connect.has_copied(numbers(15, 20)), "another one does not go on")
+    wait_until(lambda: connect.states() == ["RUNNING"] * 4, "another one does not run")
 
 
 def read_committed(server: MortalServer, topic: str, last: bytes) -> list[bytes]:
@@ -252,7 +255,7 @@ def read_committed(server: MortalServer, topic: str, last: bytes) -> list[bytes]
             found.extend(one.value() for one in consumer.consume(100, 0.2) if one.error() is None)
             return last in found
 
-        until(has_come, f"{last!r} is not to be read")
+        wait_until(has_come, f"{last!r} is not to be read")
         return found
     finally:
         consumer.close()
@@ -327,7 +330,7 @@ def test_transactions_of_java_go_on(server: MortalServer, start: Start) -> None:
             server.lose_power()
             server.start()
         wanted = count() + 3
-        until(lambda wanted=wanted: count() >= wanted, f"it does not go on: {client.told[-3:]}")  # type: ignore[misc]
+        wait_until(lambda wanted=wanted: count() >= wanted, f"it does not go on: {client.told[-3:]}")  # type: ignore[misc]
     client.kill()
     assert not any(line.startswith("over") for line in client.told)
     assert any(line.startswith("aborted") for line in client.told)

@@ -7,7 +7,8 @@ import os
 import time
 
 import pytest
-from server.clients.driver import Driver, Got, Sent, sorted_records, until
+from server.clients.driver import Driver, Got, Sent, sorted_records
+from waiting import wait_until
 from wire import Sent as Record
 from wire import foreign
 
@@ -157,7 +158,7 @@ def test_a_compacted_topic(client: Driver, store: LogStore) -> None:
         client.write("t", [Sent(0, b"k%d" % (number % 5), b"client %d" % number, _START_MS) for number in range(10)])
     partition.append([None, None], [b"k1", b"k6"])
     partition.roll()
-    until(lambda: partition.compact() and len(by_library(store, "t")) == 7)  # unless the store was faster
+    wait_until(lambda: partition.compact() and len(by_library(store, "t")) == 7)  # unless the store was faster
     partition.append([b"last"], [b"k2"])
     found = by_library(store, "t")
     assert len(found) == 8
@@ -181,7 +182,7 @@ def test_acks(client: Driver, store: LogStore, acks: str, idempotent: bool) -> N
     store.create_topic("t", partitions=_PARTITIONS)
     sent = records_for(client, 6)
     client.write("t", sent, acks=acks, idempotent=idempotent)
-    until(lambda: len(by_library(store, "t")) >= len(sent))
+    wait_until(lambda: len(by_library(store, "t")) >= len(sent))
     found = by_library(store, "t")
     assert fields(found, with_time=client.sets_timestamps) == fields(sent, with_time=client.sets_timestamps)
     producers = store.topic("t").partition(0).producers()

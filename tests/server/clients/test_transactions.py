@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 from aiokafka import AIOKafkaProducer
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
-from server.clients.driver import WAIT_S, until
+from server.clients.driver import WAIT_S
 from server.clients.fetching import Missing
 from server.clients.java_driver import java_command
 from server.clients.served import Served
+from waiting import wait_until
 
 import segmentlog
 from segmentlog.store import LogStore
@@ -79,7 +80,7 @@ def fetched(server: ServerOfTests, topic: str) -> list[bytes | None]:
 def taken(consumer: Consumer, most: int) -> list[Any]:
     """Return some messages."""
     found: list[Any] = []
-    until(lambda: found.extend(one for one in consumer.consume(most, 0.1) if one.error() is None) or found)
+    wait_until(lambda: found.extend(one for one in consumer.consume(most, 0.1) if one.error() is None) or found)
     return found
 
 
@@ -130,7 +131,7 @@ def test_a_position_that_is_undecided_is_waited_for(server: ServerOfTests, store
         member.subscribe(["in"])
         for count in (1, 2):
             store.alter_topic("in", partitions=count)
-            until(lambda: not member.consume(1, 0.1) and len(member.assignment()) == count)  # noqa: B023
+            wait_until(lambda: not member.consume(1, 0.1) and len(member.assignment()) == count)  # noqa: B023
         assert not [one for one in member.consume(100, 1.0) if one.partition() == 0]
         producer.commit_transaction(WAIT_S)
         assert taken(member, 1)[0].offset() == 15
@@ -219,7 +220,7 @@ def test_every_worker_is_killed_in_the_middle(tmp_path: Path) -> None:
                 assert producer.flush(WAIT_S) == 0
                 victim = served.workers()[0 if number else -1]
                 os.kill(victim, signal.SIGKILL)
-                until(lambda victim=victim: victim not in served.workers() and len(served.workers()) == 3)
+                wait_until(lambda victim=victim: victim not in served.workers() and len(served.workers()) == 3)
             assert store.transactions.states()["etl"].status == "Ongoing"
             producer.commit_transaction(WAIT_S)
         finally:

@@ -7,10 +7,11 @@ import signal
 import time
 
 import pytest
-from server.clients.driver import Driver, Sent, sorted_records, until
+from server.clients.driver import Driver, Sent, sorted_records
 from server.clients.served import Served
 from server.clients.served import served as served
 from server.clients.served import store as store
+from waiting import wait_until
 
 from segmentlog.store import LogStore
 
@@ -24,7 +25,7 @@ def test_several_brokers(kind: type[Driver], served: Served, store: LogStore) ->
     client = kind(served.address)
     if client.has_admin:
         client.create("t", _PARTITIONS, {})
-        until(lambda: store.topic("t").partition_count == _PARTITIONS)
+        wait_until(lambda: store.topic("t").partition_count == _PARTITIONS)
     else:
         store.create_topic("t", partitions=_PARTITIONS)
     records = [
@@ -42,7 +43,7 @@ def test_several_brokers(kind: type[Driver], served: Served, store: LogStore) ->
         (partition, offset) for partition in range(_PARTITIONS) for offset in range(4)
     ]
     assert sorted_records(client.read("t", len(read))) == read
-    until(lambda: len(served.workers()) == 3, "the worker was not started again")
+    wait_until(lambda: len(served.workers()) == 3, "the worker was not started again")
     if client.has_admin:
         assert client.lag("g", "t") == dict.fromkeys(range(_PARTITIONS), 0)
         for partition in range(_PARTITIONS):

@@ -30,15 +30,6 @@ class TestClock(Clock):
         return self.ms
 
 
-def until(what: Callable[[], Any]) -> Any:
-    """Ask again and again until the answer is true."""
-    ends = time.monotonic() + WAIT_S
-    while not (answer := what()):
-        assert time.monotonic() < ends, "it did not come to it in time"
-        time.sleep(0.002)
-    return answer
-
-
 class Waiting:
     """A call in a thread of its own."""
 

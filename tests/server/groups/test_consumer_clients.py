@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from server.clients.driver import until
 from server.clients.fetching import Missing
 from server.clients.java_driver import java_command
 from server.groups.serving import PARTITIONS, Served, close_all, poll_until, shares
 from server.groups.serving import served as served
 from server.groups.serving import store as store
+from waiting import wait_until
 
 from segmentlog.store import LogStore
 
@@ -188,15 +188,15 @@ def test_java(served: Served, store: LogStore) -> None:
             shares = [len(one.partitions) for one in described.members]
             return described.state == "Stable" and len(shares) == count and sum(shares) == PARTITIONS and all(shares)
 
-        until(lambda: share(3), "three members do not share")
-        until(lambda: len(set().union(*(one.told for one in members))) == 30, "not all is read")
+        wait_until(lambda: share(3), "three members do not share")
+        wait_until(lambda: len(set().union(*(one.told for one in members))) == 30, "not all is read")
         members[0].kill()
-        until(lambda: share(2), "what one had that was killed did not come to the others")
+        wait_until(lambda: share(2), "what one had that was killed did not come to the others")
         for partition in store.topic("t").partitions():
             partition.append([b"new"])
-        until(lambda: all(one.lag == 0 for one in store.groups.describe("g").partitions), "it is not all committed")
+        wait_until(lambda: all(one.lag == 0 for one in store.groups.describe("g").partitions), "not all is committed")
         new = {(number, 10) for number in range(PARTITIONS)}
-        until(lambda: new <= members[1].told | members[2].told, "what came then is not read")
+        wait_until(lambda: new <= members[1].told | members[2].told, "what came then is not read")
     finally:
         for one in members:
             one.kill()

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from server.groups.clients import SETTINGS, Client, TestClock, Waiting, settle, until
+from server.groups.clients import SETTINGS, Client, TestClock, Waiting, settle
+from waiting import wait_until
 
 from segmentlog.errors import DiskFull, GroupInUse
 from segmentlog.groups import group_folder
@@ -110,7 +111,7 @@ def test_closing_wakes_all_who_wait(start: Callable[..., GroupCoordinator]) -> N
     a, b, c = (Client(coordinator, name) for name in "abc")
     settle(a)
     waiting = Waiting(b.join)
-    until(lambda: a.heartbeat() is ErrorCode.REBALANCE_IN_PROGRESS)
+    wait_until(lambda: a.heartbeat() is ErrorCode.REBALANCE_IN_PROGRESS)
     coordinator.close()
     assert waiting.result().error is ErrorCode.COORDINATOR_NOT_AVAILABLE
     with pytest.raises(GroupUnavailable):
@@ -162,7 +163,7 @@ def test_a_restart_in_the_middle(start: Callable[..., GroupCoordinator], step: s
     waiting = []
     if step in ("joining", "joined", "syncing"):
         waiting = [Waiting(c.join)]
-        until(lambda: a.heartbeat() is ErrorCode.REBALANCE_IN_PROGRESS)
+        wait_until(lambda: a.heartbeat() is ErrorCode.REBALANCE_IN_PROGRESS)
     if step in ("joined", "syncing"):
         joins = [Waiting(client.join) for client in (a, b)]
         assert all(join.result().error is ErrorCode.NONE for join in (*joins, *waiting))
@@ -171,12 +172,12 @@ def test_a_restart_in_the_middle(start: Callable[..., GroupCoordinator], step: s
     if step == "syncing":
         follower = next(client for client in clients if not client.members)
         waiting = [Waiting(follower.sync)]
-        until(lambda: any(member.sync_token for member in _members(first)))
+        wait_until(lambda: any(member.sync_token for member in _members(first)))
     if step == "rejoining":
         waiting = [Waiting(c.join)]
-        until(lambda: a.heartbeat() is ErrorCode.REBALANCE_IN_PROGRESS)
+        wait_until(lambda: a.heartbeat() is ErrorCode.REBALANCE_IN_PROGRESS)
         waiting.append(Waiting(a.join))
-        until(lambda: sum(member.is_joining for member in _members(first)) == 2)
+        wait_until(lambda: sum(member.is_joining for member in _members(first)) == 2)
     if step == "left":
         assert b.leave() is ErrorCode.NONE
     first.close()
@@ -245,7 +246,7 @@ def test_what_cannot_be_saved_is_told_to_nobody(
             a, b = Client(coordinator, "a"), Client(coordinator, "b")
             settle(a)
             waiting = Waiting(b.join)
-            until(lambda: a.heartbeat() is ErrorCode.REBALANCE_IN_PROGRESS)
+            wait_until(lambda: a.heartbeat() is ErrorCode.REBALANCE_IN_PROGRESS)
             fs.is_full = True
             with pytest.raises(GroupUnavailable) as refused:
                 a.join()
@@ -294,7 +295,7 @@ def test_a_restarted_worker_gives_up_who_does_not_come(
         second.run_due()
         return store.groups.describe("g").state == "Empty"
 
-    until(is_given_up)
+    wait_until(is_given_up)
     with store.consumer("t", group="g"), pytest.raises(GroupInUse):
         store.consumer("t", group="other")
 
@@ -323,7 +324,7 @@ def test_a_group_is_another_workers_than_before(store: LogStore, clock: TestCloc
             clock.ms += 5_000
             return store.groups.describe(moved).state == "Empty"
 
-        until(is_given_up)
+        wait_until(is_given_up)
         store.consumer("t", group=moved).close()
 
 
@@ -387,7 +388,7 @@ def test_the_library_comes_while_a_worker_takes_up_the_group(
 
     def write_when_the_worker_is_at_it(*args: Any) -> None:
         heartbeats.append(Waiting(a.heartbeat))
-        until(lambda: heartbeats[0].is_done or a.group in a.coordinator._entries)
+        wait_until(lambda: heartbeats[0].is_done or a.group in a.coordinator._entries)
         heartbeats[0]._thread.join(0.2)
         write_saved_group(*args)
 
@@ -406,7 +407,7 @@ def test_a_deadline_wakes_the_thread(start: Callable[..., GroupCoordinator], sto
     with closing(coordinator):
         a = Client(coordinator, "a", session_timeout_ms=100)
         settle(a)
-        until(lambda: store.groups.describe("g").state == "Empty")
+        wait_until(lambda: store.groups.describe("g").state == "Empty")
 
 
 def test_a_forked_child_coordinates_nothing(start: Callable[..., GroupCoordinator]) -> None:

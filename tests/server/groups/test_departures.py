@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from leftovers import opened
 from logs import NoSyncFileSystem
-from server.groups.clients import until
 from server.wire_client import WireClient
+from waiting import wait_until
 
 from segmentlog.security.security_settings import Security
 from segmentlog.server.codec.generated.fetch import FetchPartition, FetchRequest, FetchTopic
@@ -152,10 +152,10 @@ def test_who_goes_while_it_joins_is_no_member(make_server: MakeServer, go: Go) -
     server = make_server()
     first, second = alone(server), ClassicMember(server)
     second.begin_to_join()
-    until(lambda: second.id in members(server))
+    wait_until(lambda: second.id in members(server))
     go(second.wire)
-    until(lambda: members(server) == [first.id])
-    until(lambda: connection_count(server) == 1)
+    wait_until(lambda: members(server) == [first.id])
+    wait_until(lambda: connection_count(server) == 1)
     assert first.heartbeat() is ErrorCode.REBALANCE_IN_PROGRESS
     first.begin_to_join()
     assert [one.member_id for one in first.end_to_join().members] == [first.id]
@@ -169,10 +169,10 @@ def test_who_goes_before_others_could_come_leaves_no_group(make_server: MakeServ
     server = make_server(delay_ms=_LONG_MS)
     member = ClassicMember(server)
     member.begin_to_join()
-    until(lambda: members(server) == [member.id])
+    wait_until(lambda: members(server) == [member.id])
     go(member.wire)
-    until(lambda: not members(server))
-    until(lambda: not connection_count(server))
+    wait_until(lambda: not members(server))
+    wait_until(lambda: not connection_count(server))
     member.wire.close()
 
 
@@ -182,15 +182,15 @@ def test_who_goes_while_it_waits_for_its_assignment_is_no_member(make_server: Ma
     server = make_server()
     first, second = alone(server), ClassicMember(server)
     second.begin_to_join()
-    until(lambda: second.id in members(server))
+    wait_until(lambda: second.id in members(server))
     first.begin_to_join()
     assert {one.member_id for one in first.end_to_join().members} == {first.id, second.id}
     assert second.end_to_join().error_code == 0
     second.begin_to_sync()
-    until(lambda: server.worker.broker.groups._entries["g"].machine.members[second.id].sync_token is not None)
+    wait_until(lambda: server.worker.broker.groups._entries["g"].machine.members[second.id].sync_token is not None)
     go(second.wire)
-    until(lambda: members(server) == [first.id])
-    until(lambda: connection_count(server) == 1)
+    wait_until(lambda: members(server) == [first.id])
+    wait_until(lambda: connection_count(server) == 1)
     assert first.sync(first.id, second.id).error_code == ErrorCode.REBALANCE_IN_PROGRESS
     first.begin_to_join()
     assert first.end_to_join().error_code == 0
@@ -205,13 +205,13 @@ def test_a_static_member_that_goes_stays_one(make_server: MakeServer, go: Go) ->
     server = make_server()
     first, second = alone(server), ClassicMember(server, "i")
     second.begin_to_join()
-    until(lambda: len(members(server)) == 2)
+    wait_until(lambda: len(members(server)) == 2)
     first.begin_to_join()
     assert first.end_to_join().error_code == second.end_to_join().error_code == 0
     second.begin_to_sync()
-    until(lambda: server.worker.broker.groups._entries["g"].machine.members[second.id].sync_token is not None)
+    wait_until(lambda: server.worker.broker.groups._entries["g"].machine.members[second.id].sync_token is not None)
     go(second.wire)
-    until(lambda: connection_count(server) == 1)
+    wait_until(lambda: connection_count(server) == 1)
     assert second.id in members(server)
     assert first.sync(first.id, second.id).assignment == b"all"
     again = ClassicMember(server, "i")
@@ -229,8 +229,8 @@ def test_nobody_keeps_a_fetch_that_nobody_waits_for(make_server: MakeServer, go:
     wire = WireClient(server.bootstrap_servers)
     wanted = FetchTopic("t", partitions=[FetchPartition(0, partition_max_bytes=1 << 20)])
     wire.send(1, 11, FetchRequest(max_wait_ms=_LONG_MS, min_bytes=1, max_bytes=1 << 20, topics=[wanted]))
-    until(lambda: server.worker.broker.purgatory.waiting_count == 1)
+    wait_until(lambda: server.worker.broker.purgatory.waiting_count == 1)
     go(wire)
-    until(lambda: not connection_count(server))
-    until(lambda: server.worker.broker.purgatory.waiting_count == 0)
+    wait_until(lambda: not connection_count(server))
+    wait_until(lambda: server.worker.broker.purgatory.waiting_count == 0)
     wire.close()

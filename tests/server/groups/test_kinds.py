@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from server.groups.clients import SETTINGS, Client, until
+from server.groups.clients import SETTINGS, Client
+from waiting import wait_until
 
 import segmentlog
 from segmentlog.errors import GroupInUse
@@ -77,7 +78,7 @@ def test_clients_of_a_server_that_is_killed(store: LogStore, start: Callable[...
         except GroupInUse:
             return None
 
-    with until(join) as consumer:
+    with wait_until(join) as consumer:
         assert time.monotonic() - died_s > 0.1
         consumer.poll_group()
         assert consumer.generation > 1
@@ -106,7 +107,7 @@ def test_members_of_the_library_that_are_killed(
     """Clients are refused as long as one lives, the log names it, and they join as soon as it is dead."""
     log = tmp_path / "log"
     process = start(_MEMBER, store.path, "g", log, json.dumps({"commit_every": 1, "sync": True}))
-    until(lambda: log.exists() and log.read_text().count(" record ") > 1)
+    wait_until(lambda: log.exists() and log.read_text().count(" record ") > 1)
     with closing(GroupCoordinator(store, settings=SETTINGS)) as coordinator:
         client = Client(coordinator, "c")
         for _ in range(3):
