@@ -12,7 +12,8 @@
 Every other object is written once, under a unique name, and never changed. An object that the manifest does not refer
 to does not belong to the store, even if a listing shows it. A partition's log consists of its segments and, after them,
 its chunks: each chunk continues the segment file ``segment`` at ``position``. The JSON keys are the field names of the
-classes below, except that `ShippedPartition.offset_grant` is stored as ``ceiling``.
+classes below, except that `ShippedPartition.offset_grant` is stored as ``ceiling``, and `Manifest.is_handed_over` as
+``handed_over``.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import xxhash
 from segmentlog.errors import InvalidTopicName
 from segmentlog.format.checkpoint import Compacted
 from segmentlog.format.file_names import MAX_PARTITIONS, check_topic_name, is_topic_id
+from segmentlog.format.server_file import ServerNode, fault_of_nodes
 from segmentlog.records import EpochStart, LostRange
 
 MANIFEST_KEY: Final = "manifest.json"
@@ -192,12 +194,16 @@ class Tail(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """The machine that may ship the store. ``id`` is new for each owner; a takeover increases ``epoch``."""
+    """The machine that may ship the store. ``id`` is new for each owner; a takeover increases ``epoch``.
+
+    ``nodes`` are the workers of the server that serves the store there; empty if no server has served it.
+    """
 
     epoch: int
     id: str
     host: str
     since_ms: int
+    nodes: tuple[ServerNode, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.host or 'another machine'} (owner's epoch {self.epoch})"
@@ -233,6 +239,11 @@ class Manifest(msgspec.Struct, frozen=True):
     next_tail: int = 0
     ended: bool = False
     """Whether the owner has ended shipping. It may have appended records since, which the manifest does not contain."""
+    is_handed_over: bool = msgspec.field(default=False, name="handed_over")
+    """Whether the owner has stopped all appends and waits for another machine to take over.
+
+    Every record is shipped, and each offset grant ends at the log end offset: a takeover leaves no gap.
+    """
     format: int = 1
 
     def topic(self, topic_id: str) -> ShippedTopic | None:
@@ -286,6 +297,8 @@ def decode_manifest(data: bytes) -> Manifest:
         manifest = _decoder.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedManifest(f"the manifest is damaged: {error}") from None
+    if wrong := fault_of_nodes(manifest.owner.nodes):
+        raise MalformedManifest(f"the manifest contradicts itself: {wrong}")
     tails = {tail.number: tail.size_bytes for tail in manifest.tails}
     if both := [tail.number for tail in manifest.tails if (tail.object is None) != bool(tail.data)]:
         raise MalformedManifest(f"the manifest contradicts itself: tail {both[0]} is not either inline or an object")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import errno
-import json
 import logging
 import os
 import socket
@@ -16,6 +15,7 @@ from typing import Final
 
 from segmentlog.errors import ReadOnlyStore, SegmentlogError
 from segmentlog.format.file_names import SERVER_FILE
+from segmentlog.format.server_file import ServerFile, ServerNode, decode_server_file, encode_server_file
 from segmentlog.server.worker_cluster import WorkerNode
 from segmentlog.storage.file_locks import is_current
 from segmentlog.storage.file_operations import write_all
@@ -67,10 +67,11 @@ class ServerLock:
                 return
             close_lockable(self._fs, self._fd)
 
-    def write_address(self, address: str) -> None:
-        """Write this server's address to the lock file, for the error message of a second server."""
+    def write_addresses(self, address: str, nodes: Iterable[WorkerNode]) -> None:
+        """Write this server's addresses to the lock file: for a second server's error message, and for a standby."""
+        content = ServerFile(os.getpid(), address, tuple(ServerNode(*node) for node in nodes))
         self._fs.ftruncate(self._fd, 0)
-        write_all(self._fs, self._fd, [json.dumps({"pid": os.getpid(), "address": address}).encode()], 0)
+        write_all(self._fs, self._fd, [encode_server_file(content)], 0)
 
     def release(self) -> None:
         """Release the lock, so that another server can serve the store. Idempotent."""
@@ -80,11 +81,8 @@ class ServerLock:
 
 
 def _holder_of(fs: FileSystem, fd: int) -> str:
-    try:
-        holder = json.loads(fs.pread(fd, 4096, 0))
-        return f" by process {holder['pid']}, which listens on {holder['address']}"
-    except (ValueError, KeyError, TypeError):
-        return ""
+    holder = decode_server_file(fs.pread(fd, 1 << 16, 0))
+    return "" if holder is None else f" by process {holder.pid}, which listens on {holder.address}"
 
 
 def worker_nodes(

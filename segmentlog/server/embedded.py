@@ -75,7 +75,7 @@ class Server:
                 self._metrics = MetricsServer(self.worker, *metrics_at, is_first=True)
             if open_http is not None:
                 self._http = open_http(store)
-            self._lock.write_address(self.bootstrap_servers)
+            self._lock.write_addresses(self.bootstrap_servers, nodes)
             self.worker.start()
         except BaseException:
             if self._http is not None:

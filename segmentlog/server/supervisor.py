@@ -145,7 +145,7 @@ class Supervisor:
                     self._sockets.append(listen(plan.host, plan.port + number if plan.port else 0))
             self.nodes, self.bootstrap_servers = worker_nodes(plan.host, self._sockets, advertised)
             warn_uncovered_names(security.tls_cert, self.nodes)
-            self._lock.write_address(self.bootstrap_servers)
+            self._lock.write_addresses(self.bootstrap_servers, self.nodes)
             if sidecar is not None:
                 self._sidecar_socket = listen(sidecar.host, sidecar.port)
         except BaseException:

@@ -25,6 +25,7 @@ from segmentlog.format.manifest import (
     decode_manifest,
     encode_manifest,
 )
+from segmentlog.format.server_file import ServerNode
 from segmentlog.records import EpochStart, LostRange
 
 
@@ -57,7 +58,7 @@ PARTITION = ShippedPartition(
 )
 MANIFEST = Manifest(
     store_id="5" * 32,
-    owner=Owner(3, "me", "host", 17),
+    owner=Owner(3, "me", "host", 17, (ServerNode(1, "m1", 9093), ServerNode(2, "m1", 9094))),
     sequence=12,
     nonce="n",
     shipped_ms=1000,
@@ -166,6 +167,22 @@ def test_an_entry_that_is_listed_twice_is_refused(changes: dict[str, Any], why: 
     """A restore would write both to one place, and the order of the list would decide which of them remains."""
     with pytest.raises(MalformedManifest, match=why):
         decode_manifest(encode_manifest(replace(MANIFEST, **changes)))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "why"),
+    [
+        ((ServerNode(1, "a", 1), ServerNode(1, "b", 2)), "two nodes have the same id"),
+        ((ServerNode(0, "a", 1),), "is not the address of node 0"),
+        ((ServerNode(1, "", 1),), "is not the address of node 1"),
+        ((ServerNode(1, "a" * 256, 1),), "is not the address of node 1"),
+        ((ServerNode(1, "a", 65536),), "'a':65536 is not the address"),
+    ],
+)
+def test_an_impossible_address_is_refused(nodes: tuple[ServerNode, ...], why: str) -> None:
+    """A standby would wait for an answer from an address that no server can have, and take over."""
+    with pytest.raises(MalformedManifest, match=why):
+        decode_manifest(encode_manifest(replace(MANIFEST, owner=replace(MANIFEST.owner, nodes=nodes))))
 
 
 def test_any_byte_that_is_another_one_is_noticed() -> None:

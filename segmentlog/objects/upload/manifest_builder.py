@@ -54,7 +54,9 @@ def tail_numbers(topics: tuple[ShippedTopic, ...]) -> set[int]:
 
 def content_of(manifest: Manifest) -> object:
     """Return what a manifest says about the store. Two manifests with equal content need no new put."""
-    return manifest.owner, manifest.topics, manifest.tails, manifest.files, manifest.ended
+    return (
+        manifest.owner, manifest.topics, manifest.tails, manifest.files, manifest.ended, manifest.is_handed_over,
+    )  # fmt: skip
 
 
 def count_shipped_offsets(manifest: Manifest | None) -> int:

@@ -36,6 +36,7 @@ from segmentlog.objects.upload.manifest_builder import build_topics, content_of,
 from segmentlog.objects.upload.manifest_publisher import ManifestPublisher, PutOutcome
 from segmentlog.objects.upload.plan import UploadPlan, UploadPlanner
 from segmentlog.objects.upload.segment_uploader import SegmentUploader
+from segmentlog.objects.upload.server_nodes import read_server_nodes
 from segmentlog.objects.upload.store_files import StoreFiles
 from segmentlog.objects.upload.store_scan import entries_by_partition
 from segmentlog.objects.upload.tail_uploader import TailUploader
@@ -199,7 +200,7 @@ class Shipper:
         topics = build_topics(plan, self._states.by_key)
         manifest = Manifest(
             store_id=self._topics.store_id,
-            owner=self._owner,
+            owner=replace(self._owner, nodes=read_server_nodes(self._fs, self._topics.path)),
             sequence=before.sequence + 1 if before else 0,
             nonce=upload_pool.new_nonce(),
             shipped_ms=now_ms,
