@@ -1,0 +1,129 @@
+"""Decide when a standby takes over a shipped store: what it has observed of the owner, and for how long.
+
+    handed over   the manifest says that the owner has stopped and waits for a successor: at once
+    refused       every port of the owner's server refuses connections, and the manifest stays the same
+    silent        no port of the owner's server answers as the owner, and the manifest stays the same
+
+The decision is about availability only. If it is wrong, the conditional put of the takeover still names one owner, and
+the previous one is fenced. Both observations must fail together: an owner that cannot be reached from here still ships
+what it appends, and an owner that is idle still answers. Only time that the standby itself has observed counts: after
+its start, and after a time in which it was stopped, the periods begin again.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection
+from typing import Final, NamedTuple
+
+import msgspec
+
+OBSERVATION_GAP_S: Final = 3.0
+"""A longer time between two observations was not observed: the process was stopped, or busy with a download."""
+
+
+class TakeoverSettings(msgspec.Struct, frozen=True):
+    """How long the owner must be silent, or refuse connections, before a standby takes over; in seconds.
+
+    A process that was killed refuses at once. A machine that is gone, stopped or cut off is silent: it may only be
+    slow, so that period is longer.
+    """
+
+    silence_s: float = 8.0
+    refused_s: float = 3.0
+
+
+class ProbeResult(enum.Enum):
+    """What one connection to a port of the owner's server showed."""
+
+    ALIVE = "answers"
+    """The owner that the manifest names has answered."""
+    REFUSED = "refuses connections"
+    SILENT = "does not answer"
+    """No answer in time, or another program has answered."""
+
+
+class TakeoverDecision(NamedTuple):
+    """Whether to take over now, and the reason for the log and the status."""
+
+    is_due: bool
+    reason: str
+
+
+class OwnerWatch:
+    """What a standby has observed of the owner of the store. All times are of one monotonic clock, in seconds.
+
+    Not thread-safe.
+    """
+
+    def __init__(self, settings: TakeoverSettings) -> None:
+        self._settings = settings
+        self._observed_s: float | None = None
+        self._is_readable = False
+        self._nonce = ""
+        self._has_nodes = False
+        self._is_handed_over = False
+        self._unchanged_since_s: float | None = None
+        self._silent_since_s: float | None = None
+        self._refused_since_s: float | None = None
+
+    def observe_manifest(self, now_s: float, nonce: str, *, has_nodes: bool, is_handed_over: bool) -> None:
+        """Record the manifest that was just read; ``has_nodes``: whether it names the ports of the owner's server."""
+        self._start_observation(now_s)
+        self._is_readable = True
+        self._has_nodes, self._is_handed_over = has_nodes, is_handed_over
+        if nonce != self._nonce or self._unchanged_since_s is None:
+            self._nonce, self._unchanged_since_s = nonce, now_s
+
+    def observe_unreadable(self, now_s: float) -> None:
+        """Record that the manifest could not be read: whether the owner ships is unknown until the next reading."""
+        self._start_observation(now_s)
+        self._is_readable = False
+        self._unchanged_since_s = None
+
+    def observe_probes(self, now_s: float, results: Collection[ProbeResult]) -> None:
+        """Record the results of one probe of each port."""
+        self._start_observation(now_s)
+        is_alive = ProbeResult.ALIVE in results
+        is_refused = bool(results) and all(result is ProbeResult.REFUSED for result in results)
+        self._silent_since_s = None if is_alive else _earlier(self._silent_since_s, now_s)
+        self._refused_since_s = _earlier(self._refused_since_s, now_s) if is_refused else None
+
+    def _start_observation(self, now_s: float) -> None:
+        if self._observed_s is not None and not 0 <= now_s - self._observed_s <= OBSERVATION_GAP_S:
+            self._unchanged_since_s = self._silent_since_s = self._refused_since_s = None
+        self._observed_s = now_s
+
+    def decide(self, now_s: float, *, is_complete: bool) -> TakeoverDecision:
+        """Decide whether to take over now. ``is_complete``: whether the replica has been complete once."""
+        if not is_complete:
+            return TakeoverDecision(False, "the replica is not complete yet")
+        if not self._is_readable or self._unchanged_since_s is None:
+            return TakeoverDecision(False, "the manifest cannot be read: whether the owner still ships is unknown")
+        if self._is_handed_over:
+            return TakeoverDecision(True, "the owner hands the store over")
+        if not self._has_nodes:
+            return TakeoverDecision(
+                False, "no server serves the store at the owner, so that nothing shows whether it works; to take over"
+                " by hand, use 'segmentlog takeover'"
+            )  # fmt: skip
+        if self._silent_since_s is None:
+            return TakeoverDecision(False, "the owner answers")
+        for since_s, wanted_s, what in (
+            (self._refused_since_s, self._settings.refused_s, "the owner's ports refuse connections"),
+            (self._silent_since_s, self._settings.silence_s, "the owner does not answer"),
+        ):
+            if since_s is None:
+                continue
+            period_s = now_s - max(since_s, self._unchanged_since_s)
+            if period_s >= wanted_s:
+                return TakeoverDecision(True, f"{what}, and it has shipped nothing for {period_s:.1f} s")
+        silent_s = now_s - self._silent_since_s
+        unchanged_s = now_s - self._unchanged_since_s
+        return TakeoverDecision(
+            False, f"the owner has not answered for {silent_s:.1f} s; it shipped last {unchanged_s:.1f} s ago"
+        )
+
+
+def _earlier(since_s: float | None, now_s: float) -> float:
+    return now_s if since_s is None else since_s
