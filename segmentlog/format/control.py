@@ -62,7 +62,7 @@ def decode_marker(header: BatchHeader, payload: memoryview) -> Marker | None:
     keys, values = batch.keys, batch.values
     key, value = (keys[0], values[0]) if len(keys) == 1 else (None, None)
     if key is None or value is None or len(key) != _KEY.size or len(value) != _VALUE.size:
-        raise ValueError(f"a control batch of {len(keys)} records that is not a transaction marker")
+        raise ValueError("a control batch that is not a transaction marker")
     version, kind = _KEY.unpack(key)
     if version != _VERSION or kind not in (_ABORT, _COMMIT):
         return None

@@ -202,7 +202,7 @@ def test_another_input_under_the_same_name_is_told(store: Path, tmp_path: Path) 
     produce(store, tmp_path / "a")
     done = finish(store, "produce", "t", str(tmp_path / "b"), "--producer", "job")
     assert done.returncode == 1
-    assert b"record 100 of the input is not the one" in done.stderr
+    assert b"record 100 of the input differs from the record that producer 'job' sent to t/0" in done.stderr
     produce(store, tmp_path / "b", name="another")
     assert count(store) == 300
 
@@ -215,7 +215,7 @@ def test_a_last_line_that_was_not_finished_is_told(store: Path, tmp_path: Path) 
     file.write_bytes(b"one\ntwo\nthree\n")
     done = finish(store, "produce", "t", str(file), "--producer", "job")
     assert done.returncode == 1
-    assert b"record 2 of the input is not the one" in done.stderr
+    assert b"record 2 of the input differs from the record that producer 'job' sent to t/0" in done.stderr
     assert held(store)[0] == [b"one", b"tw"]
 
 
