@@ -302,7 +302,7 @@ def test_a_sealed_segment_is_synced_through_the_descriptor_it_was_written_with(t
     written: dict[str, int] = {}
     for _ in range(3):
         log.append([b"1", b"2"])
-        active = log._appender._end._segment
+        active = log._appender._writer._segment
         written[active.path] = active.fd
     synced = [args[0] for name, args in fs.calls if name == "fdatasync"]
     log.flush()

@@ -159,7 +159,7 @@ def pack_header(header: BatchHeader) -> bytes:
 def decode_header(view: memoryview, position: int, path: str = "") -> BatchHeader:
     """Return the header at ``position`` after checking its checksum and its fields. Raise `CorruptBatch`.
 
-    A payload that extends beyond ``view`` (a truncated batch) raises as well.
+    A payload that extends beyond ``view`` (a truncated batch) raises `CorruptBatch`, too.
     """
     available = len(view) - position
     if available < HEADER_SIZE:
@@ -179,7 +179,7 @@ def decode_header(view: memoryview, position: int, path: str = "") -> BatchHeade
             header.base_offset,
         )
     if flaw := header_flaw(header):
-        raise CorruptBatch(path, position, "a header that agrees with itself", flaw, header.base_offset)
+        raise CorruptBatch(path, position, "a header without contradictions", flaw, header.base_offset)
     return header
 
 
@@ -191,7 +191,7 @@ def claimed_header(view: memoryview, position: int) -> BatchHeader | None:
 
 
 def has_valid_checksum(header: BatchHeader) -> bool:
-    """Return whether the header's own checksum is right, which says nothing about its payload."""
+    """Return whether the header's own checksum is right. It does not cover the payload."""
     packed = HEADER.pack(*msgspec.structs.astuple(header))
     return header.magic == MAGIC and hash_of(packed[:CHECKED_SIZE]) == header.header_checksum
 
@@ -199,7 +199,7 @@ def has_valid_checksum(header: BatchHeader) -> bool:
 def header_with_payload(view: memoryview, position: int, size_bytes: int, checksum: int) -> BatchHeader | None:
     """Return the damaged header at ``position`` as it was before the damage, or None.
 
-    That succeeds if only the magic, the payload size and the payload checksum were damaged: the header checksum
+    The repair succeeds if only the magic, the payload size and the payload checksum were damaged: the header checksum
     must be right for a payload of ``size_bytes`` with this ``checksum``.
     """
     head = bytearray(view[position : position + HEADER_SIZE])

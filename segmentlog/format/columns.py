@@ -172,7 +172,7 @@ def _milliseconds(timestamp: int | datetime) -> int:
     if not isinstance(timestamp, datetime):
         return timestamp
     if (milliseconds := milliseconds_of(timestamp)) == NO_TIMESTAMP:
-        raise ValueError(f"{timestamp}, the one millisecond that means no timestamp")
+        raise ValueError(f"{timestamp}, which is the millisecond -1 and means no timestamp")
     return milliseconds
 
 

@@ -46,10 +46,10 @@ class IntactBatch(msgspec.Struct, frozen=True):
 
 
 class DamagedRange(msgspec.Struct, frozen=True):
-    """Bytes ``[position, end_position)`` that are not a batch, or a batch whose offset or epoch is wrong here.
+    """Bytes ``[position, end_position)`` that are not a batch, or are a batch whose offset or epoch does not fit there.
 
-    ``following_offset`` is the base offset of the batch after them. It is None at the end of the
-    segment, where the caller knows which offset should follow. ``blank`` is true if all bytes are zero.
+    ``following_offset`` is the base offset of the batch after these bytes; None at the end of the segment: the caller
+    knows the next segment. ``blank`` is true if all bytes are zero.
     """
 
     position: int

@@ -3,9 +3,9 @@
     source   ..aaaa....bbbbbb...cc....
     into     ...aaaa..bbbbbb.....cc...
 
-All pieces are copied in order, each with the length of the longest piece. So most copies write too many bytes, and the
-copy of the next piece overwrites them. This takes 15 ns per piece of 100 bytes; a slice of a memoryview alone takes 75,
-before any copy. The copy overwrites the bytes between and after the pieces, too: a caller must write other contents
+All pieces are copied in order, each with the length of the longest piece. So most copies write too many bytes, which
+the copy of the next piece overwrites. This takes 15 ns per piece of 100 bytes. Slicing a memoryview takes 75 ns, even
+without the copy. The copy overwrites the bytes between and after the pieces, too: a caller must write other contents
 afterwards.
 """
 

@@ -50,5 +50,5 @@ def decode_grant(data: bytes) -> OffsetGrant:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise MalformedGrant(str(error)) from None
     if not 0 <= grant.end_offset < _OFFSET_END:
-        raise MalformedGrant(f"an end offset of {grant.end_offset}")
+        raise MalformedGrant(f"its end offset is {grant.end_offset}, which is not a valid offset")
     return grant

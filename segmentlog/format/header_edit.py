@@ -1,4 +1,7 @@
-"""Change headers of stored batches that are copied, extended or emptied. Their offsets stay the same."""
+"""Change the headers of stored batches that are copied, extended or emptied.
+
+The records that stay keep their offsets.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ def gap_batch(base_offset: int, next_offset: int, epoch: int) -> bytes:
 
 
 def extended_header(header: BatchHeader, last_offset_delta: int) -> bytes:
-    """Return the header of an unchanged batch that now covers offsets up to ``last_offset_delta``."""
+    """Return the header of a batch that covers offsets up to ``last_offset_delta``, for the same payload."""
     return pack_header(replace(header, last_offset_delta=last_offset_delta))
 
 

@@ -45,7 +45,7 @@ Entries = npt.NDArray[np.void]
 
 
 def entry_due(position: int, last_indexed_position: int, interval_bytes: int) -> bool:
-    """Return whether the batch at ``position`` gets an entry. Appends and index rebuilds both use this rule."""
+    """Return whether the batch at ``position`` gets an index entry. Appends and index rebuilds both use this rule."""
     return position - last_indexed_position >= interval_bytes
 
 
@@ -100,7 +100,10 @@ def pack_index(offset_bytes: bytes, time_bytes: bytes, aborted: bytes = b"") -> 
 
 
 def unpack_index(data: bytes) -> tuple[bytes, bytes, bytes]:
-    """Return the three files that `pack_index` joined. Raise ValueError for bytes that it cannot have returned."""
+    """Return the three files that `pack_index` joined.
+
+    Raise ValueError for bytes that `pack_index` cannot have returned.
+    """
     try:
         offset_size, time_size = _PACKED.unpack_from(data)
     except struct.error:

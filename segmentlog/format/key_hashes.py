@@ -59,7 +59,7 @@ def key_identities(column: memoryview, count: int, seed: int = 0) -> KeyIdentiti
         return KeyIdentities(empty, empty, None)
     width, odd = divmod(len(column) - prefix, count)
     size = width - 2
-    if not odd and prefix + width >= 8 and 0 < size <= MAX_EXACT:  # at least eight bytes up to the first key's end
+    if not odd and prefix + width >= 8 and 0 < size <= MAX_EXACT:  # at least eight bytes before the first key's end
         marks = np.ndarray((count,), "<u2", column, prefix, (width,))
         if (marks == (size << 8 | _BIN8)).all():
             return _of_one_length(column, count, prefix + 2, size)
@@ -67,7 +67,7 @@ def key_identities(column: memoryview, count: int, seed: int = 0) -> KeyIdentiti
 
 
 def _of_one_length(column: memoryview, count: int, start: int, size: int) -> KeyIdentities:
-    """Return the identities of keys of ``size`` bytes each, read by eight bytes; the first begins at ``start``."""
+    """Return the identities of keys of ``size`` bytes each, the first at ``start``. Reads keys as 8-byte integers."""
     width = size + 2
     # The last eight bytes of each key; of a shorter key also the bytes before it, which are shifted out below.
     last = np.ndarray((count,), "<u8", column, start + size - 8, (width,))

@@ -142,7 +142,7 @@ class ShippedPartition(msgspec.Struct, frozen=True):
     """Base offset of the active segment."""
     segments: tuple[ShippedSegment, ...] = ()
     chunks: tuple[Chunk, ...] = ()
-    """Chunks of segments that are not uploaded whole yet: recently sealed ones, and the active one."""
+    """Chunks of segments that are not uploaded whole yet: recently sealed segments, and the active segment."""
     snapshots: tuple[Snapshot, ...] = ()
     """Producer snapshots of these segments."""
     stable_offset: int = -1

@@ -42,7 +42,7 @@ CLIENT_IDS: Final = range(1 << 62, 3 << 61)
 STORE_IDS: Final = range(3 << 61, 1 << 63)
 """Ids of the library's producers without a name, and of the server's clients with a transactional id."""
 KEPT_RUNS: Final = 5
-"""Number of runs retained per producer: a duplicate of a batch in them is detected (Kafka retains 5 batches)."""
+"""Number of runs retained per producer. Duplicates of batches in these runs are detected. (Kafka retains 5 batches.)"""
 
 
 class SequenceRun(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -69,11 +69,12 @@ class ProducerEntry(msgspec.Struct, frozen=True, array_like=True):
     appended_ms: int = 0
     """Wall clock at its last append, or later. The expiry of the producer's state counts from it."""
     restarts_sequence: bool = False
-    """A marker has started a new epoch of a producer that counts from 0 in each epoch: its next sequence must be 0."""
+    """Whether the next sequence must be 0: a marker has started a new epoch, and the producer counts from 0 in each
+    epoch."""
 
     @property
     def last_sequence(self) -> int:
-        """The sequence of its last record; -1 before the first."""
+        """The sequence of the producer's last record; -1 before its first record."""
         if not self.runs:
             return -1
         last = self.runs[-1]
@@ -81,17 +82,22 @@ class ProducerEntry(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def next_sequence(self) -> int:
-        """The sequence that its next record must have."""
+        """The sequence that the producer's next record must have."""
         return (self.last_sequence + 1) % SEQUENCE_END
 
     @property
     def last_number(self) -> int:
-        """`last_sequence` as if sequences did not wrap: the number of records that it has appended, minus one."""
+        """`last_sequence` as if sequences did not wrap: the number of records that the producer has appended, minus
+        one.
+        """
         return self.wraps * SEQUENCE_END + self.last_sequence
 
 
 class AbortedTransaction(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A transaction whose batches, those of the producer in ``[first_offset, last_offset]``, were aborted."""
+    """An aborted transaction.
+
+    Its batches are the transactional batches of the producer in ``[first_offset, last_offset]``.
+    """
 
     producer_id: int
     first_offset: int
@@ -156,7 +162,7 @@ def encode_aborted(segment_bytes: int, aborted: list[AbortedTransaction]) -> byt
 
 
 def decode_aborted(data: bytes) -> tuple[int, list[AbortedTransaction]]:
-    """Return (size of the segment when the file was built, the transactions). Raise `MalformedProducerFile`."""
+    """Return (size of the segment when the file was built, the aborted transactions). Raise `MalformedProducerFile`."""
     try:
         found = _aborted_decoder.decode(_opened(_ABORTED_MAGIC, data))
     except msgspec.DecodeError as error:

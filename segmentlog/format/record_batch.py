@@ -254,7 +254,7 @@ class RecordBatch(Generic[K, V]):
         return bool((np.frombuffer(self.values_column, np.uint8) == _NIL).any())
 
     def with_objects(self, keys: list[Any] | None, values: list[Any] | None) -> RecordBatch[Any, Any]:
-        """Return a batch of the same records with the same number of other keys or values; None keeps the present ones.
+        """Return a batch of the same records with these keys or values in place of their own; None keeps their own.
 
         Methods that use encoded columns, for example `to_arrow`, still return the original bytes.
         """

@@ -6,7 +6,7 @@ does not prevent this: LZ4 stores incompressible bytes unchanged.) So the scan a
 that no value can forge:
 
     sound header    the header is intact and only the payload is damaged: the header contains the payload's size
-    remnant         a size for which the checksum of the damaged header, or that of its payload, is right
+    remnant         a payload size for which the checksum in the damaged header is right, for the header or the payload
     index           a batch began at this position when the index was written
     claim           the size in the damaged header, if all its fields agree and batches follow without a hole
     long run        intact batches without a hole over more bytes than the largest batch: no value is that long
@@ -102,7 +102,9 @@ class SegmentContext(msgspec.Struct, frozen=True):
 
 
 class ResumePoint(NamedTuple):
-    """The position after damage at which a scan resumes, and the offset of the batch there; None at the end."""
+    """Byte position at which a scan resumes after damage, and base offset of its batch (None at the end of the
+    segment).
+    """
 
     position: int
     offset: int | None
@@ -135,7 +137,8 @@ def scan_past_damage(
 
 
 def skip_damage(window: memoryview, position: int, expected_offset: int, context: SegmentContext) -> ResumePoint:
-    """Return where batches resume after the damaged batch at ``position``; its offset is ``expected_offset`` or more.
+    """Return where batches resume after the damaged batch at ``position``, which begins at ``expected_offset`` or
+    later.
 
     ``position`` must be the end of a batch or of a damaged range, and ``window`` must end at the end of the segment.
     The batch at the returned position may be damaged, too. Its offset is then known from the damaged batch before it.
@@ -143,7 +146,7 @@ def skip_damage(window: memoryview, position: int, expected_offset: int, context
     while True:
         end = _end_of(window, position, expected_offset, context)
         if end is None:
-            return _next_certain(window, position, expected_offset, context)
+            return _find_next_batch(window, position, expected_offset, context)
         position, next_offset = end
         if position == len(window):
             return ResumePoint(position, None)
@@ -250,7 +253,7 @@ def _merged(found: Iterator[int], others: list[int]) -> Iterator[int]:
     yield from others
 
 
-def _next_certain(window: memoryview, position: int, expected_offset: int, context: SegmentContext) -> ResumePoint:
+def _find_next_batch(window: memoryview, position: int, expected_offset: int, context: SegmentContext) -> ResumePoint:
     """Return the first position after ``position`` with evidence of a batch, for damage without a known end."""
     for at, offset in context.known(position):
         if at >= len(window):
@@ -275,7 +278,7 @@ def _next_certain(window: memoryview, position: int, expected_offset: int, conte
 def _run(
     window: memoryview, position: int, expected_offset: int, context: SegmentContext, *, exactly: bool = False
 ) -> Iterator[tuple[int, int]]:
-    """Yield (end position, next offset) of each intact batch from ``position`` on, up to the first hole.
+    """Yield (end position, next offset) of each intact batch from ``position`` on, up to the first damage or hole.
 
     The first batch begins at or after ``expected_offset``; with ``exactly`` at that offset. Epochs do not decrease.
     """

@@ -15,9 +15,10 @@
     record_count            i32                                   57
     --------------------    61 bytes, then the records, see `wire_records`, compressed or not
 
-Kafka's CRC does not cover the first 16 bytes, which change with the place of the batch. A log stores the batch as the
-client sent it, after a header of its own (`batch`), and a server returns the stored bytes. That header repeats the
-fields that appends, recovery, compaction and readers need, so that none of them has to read big-endian numbers.
+Kafka's CRC does not cover the first 16 bytes, which depend on the offset and the epoch of the batch. A log stores the
+batch as the client sent it, after a header of its own (`batch`), and a server returns the stored bytes. That header
+repeats the fields that appends, recovery, compaction and readers need, so that none of them has to read big-endian
+numbers.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ _PAYLOAD_CHECKSUM_POSITION: Final = 80
 class EncodedWireBatch(EncodedBatch):
     """A Kafka batch that is checked and hashed, and has no offset yet.
 
-    ``payload`` contains only the records: `placed_at` returns Kafka's header together with our own.
+    ``payload`` contains only the records. `placed_at` returns the two headers before them: our own, and Kafka's.
     """
 
     __slots__ = ("_base_sequence", "_producer_epoch")
@@ -98,7 +98,10 @@ class EncodedWireBatch(EncodedBatch):
         self._producer_epoch, self._base_sequence = wire.producer_epoch, wire.base_sequence
 
     def placed_at(self, base_offset: int, epoch: int, append_time_ms: int | None = None) -> bytearray:
-        """Return both headers for this offset and epoch. ``append_time_ms`` becomes the timestamp of every record."""
+        """Return our header and Kafka's header for this offset and epoch.
+
+        ``append_time_ms`` becomes the timestamp of every record.
+        """
         header = self._header
         _PLACE.pack_into(header, _PLACE_POSITION, base_offset, epoch)
         _WIRE_OFFSET.pack_into(header, HEADER_SIZE, base_offset)
@@ -156,7 +159,7 @@ def encode_wire(data: Buffer, wire: WireHeader, max_timestamp: int) -> EncodedWi
     """
     corrected = wire._replace(attributes=wire.attributes & ~LOG_APPEND_TIME, max_timestamp=max_timestamp)
     if corrected != wire:
-        data, wire = _changed(data, corrected)
+        data, wire = _with_header(data, corrected)
     return EncodedWireBatch(data, wire, hash_of(memoryview(data)[PLACE_SIZE:]))
 
 
@@ -188,13 +191,13 @@ def _compressed_for_readers(codec: int, records: Buffer, level: int | None = Non
     return codec, payload
 
 
-def _changed(data: Buffer, wire: WireHeader) -> tuple[bytes, WireHeader]:
-    """Return the batch with another header."""
+def _with_header(data: Buffer, wire: WireHeader) -> tuple[bytes, WireHeader]:
+    """Return (the batch with ``wire`` as its header, the header with its new CRC)."""
     return _joined(wire, memoryview(data)[WIRE_HEADER_SIZE:])
 
 
 def _joined(wire: WireHeader, records: Buffer) -> tuple[bytes, WireHeader]:
-    """Return (batch of this header and these stored records, the header with its new CRC)."""
+    """Return (the batch with this header and these stored records, the header with its new CRC)."""
     head = bytearray(WIRE_HEADER.pack(*wire))
     crc = crc32c_of(records, crc32c_of(head[CRC_FROM:]))
     CRC.pack_into(head, CRC_POSITION, crc)
@@ -208,7 +211,7 @@ def stored_wire_batch(header: BatchHeader, payload: memoryview) -> EncodedWireBa
     expected = header.producer_id, header.producer_epoch, header.base_sequence, transactional
     if expected == (wire.producer_id, wire.producer_epoch, wire.base_sequence, wire.attributes & TRANSACTIONAL):
         return EncodedWireBatch(payload, wire, header.payload_checksum)
-    data, wire = _changed(
+    data, wire = _with_header(
         payload,
         wire._replace(
             producer_id=header.producer_id,

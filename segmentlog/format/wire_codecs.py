@@ -36,8 +36,10 @@ _ZEROS: Final = bytes(PADDING)
 _GZIP: Final = 16 + zlib.MAX_WBITS
 _GZIP_FIRST_CHUNK: Final = 1 << 20
 _GZIP_NEXT_CHUNK: Final = 256
-"""Bytes of a member that zlib gets at once, doubled from call to call. zlib copies the bytes after a member's end. So
-each member after the first begins with a small chunk: whole copies would take quadratic time for many members."""
+"""Size in bytes of the first chunk that zlib gets of each gzip member after the first; each next chunk doubles.
+
+zlib copies the bytes after a member's end. So with a large first chunk, many members would take quadratic time.
+"""
 _GZIP_LEVEL: Final = -1  # zlib's own choice, which is 6
 _ZSTD_LEVEL: Final = 3
 _XERIAL: Final = b"\x82SNAPPY\0"
@@ -183,8 +185,8 @@ def _unlz4(stored: memoryview, limit_bytes: int) -> bytes:
 def _unlz4_block(stored: memoryview, limit_bytes: int) -> bytes | None:
     """Decompress a frame with exactly one block: clients send such a frame for up to 64 KiB of records.
 
-    16 KiB take 4 us; the frame decoder takes 31 us. Return None for all other bytes, valid or not: the frame decoder
-    handles them.
+    16 KiB take 4 us; the frame decoder takes 31 us. Return None for any other input, valid or not: the frame decoder
+    handles it.
     """
     if len(stored) < _LZ4_FRAME_SIZE_MIN:
         return None

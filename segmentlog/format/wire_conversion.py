@@ -30,7 +30,7 @@ from segmentlog.records import Headers
 from segmentlog.speedups import COMPILED
 
 _REACH: Final = 2**31
-"""Largest number of offsets in a Kafka batch."""
+"""Largest number of offsets that a Kafka batch can cover."""
 _BLOBS_MIN: Final = 256
 """Smallest number of records for which finding all items at once is faster than creating objects."""
 _CONTROL_KEY = struct.Struct(">hh")
@@ -42,8 +42,9 @@ _KEPT_ATTRIBUTES: Final = LOG_APPEND_TIME | TRANSACTIONAL
 def to_wire_batches(batch: RecordBatch, codec: int = CODEC_NONE) -> list[Buffer]:
     """Return Kafka batches with the records, offsets, epoch and producer fields of ``batch``.
 
-    For a slice of a batch, they contain at least the records of the slice, and none after it. A stored Kafka batch is
-    returned as a view of the memory map. Raise `UnreadableBatch` for columns that do not decode.
+    For a slice of a batch, the result contains all records of the slice, may contain earlier records, and contains no
+    later record. A stored Kafka batch is returned as a view of the memory map. Raise `UnreadableBatch` for columns that
+    do not decode.
     """
     header = batch.header
     if header.is_kafka and not batch.is_cut:
@@ -58,7 +59,7 @@ def to_wire_batches(batch: RecordBatch, codec: int = CODEC_NONE) -> list[Buffer]
 
 
 def control_wire_batch(marker: Marker, epoch: int, timestamp: int, coordinator_epoch: int = 0) -> bytes:
-    """Return Kafka's control batch for a marker, in a partition of that epoch."""
+    """Return the control batch that Kafka would write for a marker. ``epoch`` is the partition epoch."""
     return encode_wire_batch(
         [_CONTROL_KEY.pack(0, int(marker.committed))],
         [_CONTROL_VALUE.pack(0, coordinator_epoch)],
@@ -81,6 +82,10 @@ def _marker_of(batch: RecordBatch) -> Marker | None:
 
 
 def _convert_columns(batch: RecordBatch, base_offset: int, end_offset: int, codec: int) -> list[Buffer]:
+    """Convert a batch of columns to Kafka batches that together cover the offsets ``[base_offset, end_offset)``.
+
+    A batch that covers more offsets than a Kafka batch can is split, and its parts are converted separately.
+    """
     header = batch.header
     offsets = batch.offsets
     if end_offset - base_offset > _REACH:

@@ -112,13 +112,13 @@ class NumpyRecords:
         return self._headers
 
     def body_sizes(self) -> Int64Array:
-        """Return the bytes of each record after its length."""
+        """Return the size in bytes of each record without its length field."""
         return self._ends - self._bodies
 
     def kept(self, kept: npt.NDArray[np.bool_] | None, rebased_by: int = 0) -> bytes:
         """Return the bytes of the records for which ``kept`` is true (None: all).
 
-        Only their timestamp deltas change: ``rebased_by`` milliseconds are added.
+        Add ``rebased_by`` milliseconds to their timestamp deltas, and change nothing else.
         """
         if not rebased_by:
             return keep_records(self._data, self.size_bytes, self._starts, self._ends, kept)
@@ -142,7 +142,10 @@ class NumpyRecords:
 def _find_fields(
     data: bytes, after_deltas: Int64Array, ends: Int64Array
 ) -> tuple[Int64Array, Int64Array, Int64Array, Int64Array, Int64Array, Int64Array]:
-    """Return start and size of each key and each value, the number of headers, and the start of the headers."""
+    """Return the positions of the fields of all records.
+
+    For each record: start and size of the key, start and size of the value, number of headers, start of the headers.
+    """
     key_sizes, key_starts = _varints(data, after_deltas, _INT_LAST)
     value_sizes, value_starts = _varints(data, _field_ends(key_starts, key_sizes, ends), _INT_LAST)
     header_counts, header_starts = _varints(data, _field_ends(value_starts, value_sizes, ends), _INT_LAST)
@@ -199,7 +202,10 @@ def _run_of_one_size(data: bytes, position: int, size: int, left: int) -> tuple[
 
 
 def _walk_some(data: bytes, position: int, count: int) -> tuple[list[int], int]:
-    """Return (position of each of ``count`` records, end of the last). Raise IndexError at the end of ``data``."""
+    """Return (position of each of ``count`` records, end of the last record).
+
+    Raise IndexError at the end of ``data``.
+    """
     starts: list[int] = []
     append = starts.append
     for _ in range(count):
@@ -217,7 +223,7 @@ def _walk_some(data: bytes, position: int, count: int) -> tuple[list[int], int]:
 
 
 def _end_of_long(data: bytes, position: int) -> int:
-    """Return the end of the record at ``position`` whose length takes 3 to 5 bytes."""
+    """Return the end of the record at ``position``, whose length field takes 3 to 5 bytes."""
     length = shift = 0
     while shift < 35:
         following = data[position]
@@ -230,7 +236,8 @@ def _end_of_long(data: bytes, position: int) -> int:
 
 
 def _varints(data: bytes, positions: Int64Array, last: tuple[int, int]) -> tuple[Int64Array, Int64Array]:
-    """Return the signed numbers at ``positions``, and the end of each. ``last`` is `_INT_LAST` or `_LONG_LAST`.
+    """Return (the signed number at each of ``positions``, the end position of each). ``last`` is `_INT_LAST` or
+    `_LONG_LAST`.
 
     A position must not be after the end of the records.
     """
@@ -241,7 +248,10 @@ def _varints(data: bytes, positions: Int64Array, last: tuple[int, int]) -> tuple
 def _varints_from(
     data: npt.NDArray[np.uint8], positions: Int64Array, shift: int, last: tuple[int, int]
 ) -> tuple[Uint64Array, Int64Array]:
-    """Return the bits from ``shift`` on of each number, whose bytes begin at ``positions``; and the end of each."""
+    """Decode varints from their bytes at ``positions`` on, which contain the bits from ``shift`` on.
+
+    Return (these bits of each number, end position of each number).
+    """
     first = data.take(positions)
     last_shift, last_max = last
     if shift == last_shift and (first > last_max).any():

@@ -52,15 +52,15 @@ class WireRun(NamedTuple):
     """Position of our header of the first batch."""
     base_offset: int
     offsets: Numbers
-    """Base offset of each batch relative to ``base_offset``, and the end offset of the last."""
+    """Base offset of each batch, then the end offset of the last batch; all relative to ``base_offset``."""
     sizes: Numbers
-    """For each batch, the total size of the Kafka batches before it; then the total size of all."""
+    """For each batch, the total size of the Kafka batches before it; then the total size of all batches."""
 
     @classmethod
     def of(cls, position: int, offsets: Sequence[int], sizes: Sequence[int]) -> WireRun:
         """Return the run of batches with these base offsets, followed by the end offset of the last batch.
 
-        ``sizes`` are those of the attribute ``sizes``, but ``offsets`` are absolute.
+        ``offsets`` are absolute, unlike the attribute of that name; ``sizes`` are as in the attribute.
         """
         base = offsets[0]
         return cls(position, base, _numbers([offset - base for offset in offsets]), _numbers(sizes))
@@ -71,7 +71,7 @@ class WireRun(NamedTuple):
         return len(self.offsets) - 1
 
     def offset_of(self, number: int) -> int:
-        """Return the base offset of a batch; for ``batch_count`` or -1 the end offset."""
+        """Return the base offset of the batch with this index; for ``batch_count`` or -1 the end offset of the run."""
         return self.base_offset + int(self.offsets[number])
 
     @property
@@ -95,14 +95,16 @@ class WireRun(NamedTuple):
         )
 
     def find(self, offset: int, bound: int, room: int) -> tuple[int, int, bool]:
-        """Return (index of the batch with ``offset``, index to stop before, whether ``room`` is the reason to stop)."""
+        """Return (index of the batch that contains ``offset``, index after the last batch to send, whether ``room`` set
+        it).
+        """
         first = max(bisect_right(self.offsets.data, offset - self.base_offset) - 1, 0)
         stop = bisect_left(self.offsets.data, bound - self.base_offset, 0, self.batch_count)
         fitting = bisect_right(self.sizes.data, int(self.sizes[first]) + room) - 1
         return first, max(min(stop, fitting), first), fitting < stop
 
     def take(self, view: memoryview, first: int, stop: int) -> list[Buffer]:
-        """Return the bytes to send of the batches ``[first, stop)``: one copy of small ones, views of large ones."""
+        """Return the bytes to send of the batches ``[first, stop)``: one copy of all if they are small, else views."""
         count = stop - first
         if count <= 0:
             return []
@@ -117,7 +119,7 @@ class WireRun(NamedTuple):
         ends = self.sizes[first : stop + 1].astype(np.int64) - np.int64(self.sizes[first])
         begin = self.position + int(self.sizes[first]) + HEADER_SIZE * (first + 1)
         starts = ends[:-1] + np.arange(begin, begin + HEADER_SIZE * count, HEADER_SIZE)
-        return [_together(view, starts, ends)]
+        return [_join_pieces(view, starts, ends)]
 
     def _total(self, first: int, stop: int) -> int:
         return int(self.sizes[stop]) - int(self.sizes[first])
@@ -187,8 +189,11 @@ def scan_wire_run(
     return WireRun.of(begin, offsets, sizes), is_full
 
 
-def _together(view: memoryview, starts: Int64Array, ends: Int64Array) -> Buffer:
-    """Return a copy of the pieces that begin at ``starts``; in the copy they end at ``ends[1:]``."""
+def _join_pieces(view: memoryview, starts: Int64Array, ends: Int64Array) -> Buffer:
+    """Return one buffer with copies of the pieces of ``view`` that begin at ``starts``.
+
+    Piece ``i`` ends at ``ends[i + 1]`` in the buffer.
+    """
     count, total = len(starts), int(ends[-1])
     sizes = np.diff(ends)
     widest = int(sizes.max())

@@ -48,7 +48,7 @@ class MalformedRecord(MalformedColumn):
 
 
 def named_error(data: bytes, size: int, count: int, last_offset_delta: int, error: MalformedColumn) -> MalformedColumn:
-    """Return the error of the first malformed record, or ``error`` if the scan accepts every record."""
+    """Return an error that names the first malformed record, or ``error`` if the scan accepts every record."""
     refusal, *_ = core.scan_records(data, size, count, last_offset_delta, None)
     return _malformed(refusal) if refusal else error
 
@@ -130,7 +130,7 @@ class ScannedRecords:
         return null
 
     def body_sizes(self) -> Int64Array:
-        """Return the bytes of each record after its length."""
+        """Return the size in bytes of each record without its length field."""
         table = self._fields()
         sizes: Int64Array = table[core.END] - table[core.BODY]
         return sizes
@@ -138,7 +138,7 @@ class ScannedRecords:
     def kept(self, kept: npt.NDArray[np.bool_] | None, rebased_by: int = 0) -> bytes:
         """Return the bytes of the records for which ``kept`` is true (None: all).
 
-        Only their timestamp deltas change: ``rebased_by`` milliseconds are added.
+        Add ``rebased_by`` milliseconds to their timestamp deltas, and change nothing else.
         """
         if kept is None and not rebased_by:
             return self._data[: self.size_bytes]
@@ -153,7 +153,9 @@ class ScannedRecords:
 def keep_records(
     data: bytes, size: int, starts: Int64Array, ends: Int64Array, kept: npt.NDArray[np.bool_] | None
 ) -> bytes:
-    """Return the bytes of the records for which ``kept`` is true, or of all: the first ``size`` bytes of ``data``."""
+    """Return the bytes of the records for which ``kept`` is true (None: all, which are the first ``size`` bytes of
+    ``data``).
+    """
     if kept is None:
         return data[:size]
     spans = zip(starts[kept].tolist(), ends[kept].tolist(), strict=True)
@@ -164,7 +166,7 @@ def rebase_records(
     data: bytes, bodies: Int64Array, after_timestamps: Int64Array, ends: Int64Array, deltas: Int64Array,
     kept: npt.NDArray[np.bool_] | None,
 ) -> bytes:  # fmt: skip
-    """Return the records for which ``kept`` is true (None: all) with these timestamp deltas instead of their own.
+    """Return the records for which ``kept`` is true (None: all), with their timestamp deltas replaced by ``deltas``.
 
     ``bodies`` are the positions after the lengths, ``after_timestamps`` those after the timestamp deltas.
     """

@@ -38,7 +38,7 @@ from segmentlog.storage.state_page import LogState, StatePage
 _NEVER = -1
 """A configuration version that never matches, so that each append checks the fence again."""
 _SEALED_KEPT = 8
-"""If more segments than this are sealed but not synced, the later ones are closed."""
+"""If more segments than this are sealed but not synced, segments sealed later are closed at once."""
 
 
 class Handle:
@@ -88,23 +88,27 @@ class Handle:
         self._on_roll = on_roll
         self.ship_signals = ship_signals
         self.holds_producer = holds_producer or (lambda _: True)
-        """Whether a named producer may still own this id: then the log keeps the id, however long the producer is idle.
+        """Returns whether a named producer may still own an id. If so, the log keeps the id, however long the producer
+        is idle.
         """
         self.lock_path = f"{folder}/{LOCK_FILE}"
         self.quarantine = f"{folder}/{QUARANTINE_FOLDER}"
         self.lock_fd = self.state_fd = -1
         self.is_opening = True
-        """True until the partition is open: its descriptors are in use, although no mutex is held."""
+        """True until the partition is open: until then its descriptors are in use although no mutex is held."""
         self.sealed: dict[int, SealedSegment] = {}
         """By base offset: segments sealed by this process that may not be synced yet; see `add_sealed`."""
         self.ledger = Ledger(self)
         self.page = self.ledger.page
-        """The state page. Read it here; only `Ledger` changes it."""
+        """The state page, for reading; only `Ledger` changes it."""
         self.is_snapshot = False
-        """Whether it was opened read-only while no process had the log open: it shows the log end of that time."""
+        """Whether the partition was opened read-only while no process had the log open.
+
+        It then shows the log end of that time.
+        """
         self.failed: str | None = None
         self.fenced = ""
-        """The machine that owns the log now; "" if it is this one."""
+        """The machine that owns the log now; "" if this machine owns it."""
         self.used = True
         """Whether the files were used since the descriptor budget last checked. The budget closes unused files."""
         self.config_version = 0
@@ -167,7 +171,10 @@ class Handle:
             self._on_roll(self)
 
     def adopt(self, page: StatePage) -> None:
-        """Use a page that was found valid. Raises `UnknownTopic` if the folder no longer belongs to the topic."""
+        """Use ``page``, which the caller has found valid.
+
+        Raises `UnknownTopic` if the folder no longer belongs to the topic.
+        """
         self.ledger.adopt(page)
         self.page = page
         # Read these words before the configuration, because a change of the configuration changes them afterwards. Load
@@ -270,9 +277,9 @@ class Handle:
 
     @interrupt_safe_context
     def append_locked(self, *, by_names: bool = True) -> Iterator[None]:
-        """Hold the append lock, for everything except an append (which takes it directly, for speed).
+        """Hold the append lock and `folder_locked`. Appends do not use this: they take the lock directly, for speed.
 
-        Also hold `folder_locked`. With ``by_names=False`` the caller does that itself where it opens files by name.
+        With ``by_names=False`` do not hold `folder_locked`: the caller must hold it whenever it uses a file by name.
         """
         self.check_writable()
         with self.append_mutex:
@@ -309,10 +316,8 @@ class Handle:
         return raw_size > self.batch_limit
 
     def segment_context(self, base: int, end_offset: int | None, known: KnownBatches | None = None) -> SegmentContext:
-        """Return facts about segment ``base`` that a reader needs to skip damage in it.
-
-        Its batches end at ``end_offset`` at the latest. Without ``known`` the index files give the positions of
-        batches.
+        """Return what a reader must know of segment ``base`` to skip damage in it. ``end_offset`` limits the offsets of
+        its batches. ``known`` looks up the positions of batches; by default the index files do.
         """
         batch_limit = MAX_RAW_SIZE
         with failures_ignored(SegmentlogError):
@@ -348,7 +353,7 @@ class Handle:
             raise UnknownTopic(self.topic, "it was deleted or renamed while it was in use")
 
     def is_in_place(self) -> bool:
-        """Return whether the folder is still the one that was opened: neither deleted nor replaced."""
+        """Return whether the folder is the same as when it was opened: neither deleted nor replaced."""
         if self.page.file_id is None:
             return True
         try:
@@ -362,7 +367,10 @@ class Handle:
         return (found.st_dev, found.st_ino) == self.page.file_id
 
     def check_in_place(self) -> None:
-        """Raise `UnknownTopic` unless `is_in_place`. Then all handles that share the page check their folder, too."""
+        """Raise `UnknownTopic` unless `is_in_place`.
+
+        Before raising, make all handles that share the page check their folder.
+        """
         if not self.is_in_place():
             self._raise_replaced()
 
@@ -375,10 +383,10 @@ class Handle:
     def folder_locked(self) -> Iterator[None]:
         """Hold a shared lock on the topic folder: a process that renames or deletes the topic waits.
 
-        Hold it around any access to files by name, because another log may get the folder's name. An append to the open
-        segment needs no such lock: it uses open files, wherever they are now. Raises `UnknownTopic`. Hold it briefly,
-        and never around a call of user code; it may be nested. A read-only handle may be unable to lock. It only checks
-        that the folder is still the same, and must check again after use.
+        Hold the lock around any access to files by name, because another log may get the folder's name. An append to
+        the open segment needs no such lock: it uses open files, wherever they are now. Raises `UnknownTopic`. Hold the
+        lock briefly, and never around a call of user code. Calls may be nested. A read-only handle may be unable to
+        lock. It only checks that the folder is still the same, and must check again after use.
         """
         if self.read_only:
             self.check_in_place()
@@ -396,7 +404,8 @@ class Handle:
 
     @contextlib.contextmanager
     def translating_errors(self, outcome: str = "the operation was not completed") -> Iterator[None]:
-        """Translate errors of the enclosed operation to the exceptions of the package; ``outcome`` says what happened.
+        """Translate errors of the enclosed operation to the exceptions of the package; ``outcome`` is the text that a
+        `ProcessLimitError` contains about the data.
 
         If the folder is gone, a missing file raises `UnknownTopic`. An error of a process limit raises
         `ProcessLimitError`. Use it around contexts that hold locks, never inside: `interrupt_safe_context` does not
@@ -437,15 +446,16 @@ class Handle:
             self._load_settings(version)
 
     def raise_local_error(self, error: OSError, outcome: str, *, appended: bool = False) -> None:
-        """Raise `ProcessLimitError` if ``error`` is a limit or a right of this process; ignore other errors."""
+        """Raise `ProcessLimitError` if ``error`` comes from a limit or a missing right of this process; ignore other
+        errors.
+        """
         if error.errno in LOCAL_ERRORS and not isinstance(error, SegmentlogError | DiskFailed):
             why, path = f"{error.strerror}; {outcome}", error.filename or self.folder
             raise ProcessLimitError(error.errno, why, path, appended=appended) from error
 
     def fail(self, why: str) -> None:
-        """Refuse appends from now on, in every process. Raises `PartitionFailed`.
-
-        Only for errors of an fsync, and of a write that may have changed the file (`DiskFailed`).
+        """Refuse appends from now on, in every process, and raise `PartitionFailed`. Use it only for an error of an
+        fsync, or of a write that may have changed the file (`DiskFailed`).
         """
         self.failed = why
         self.ledger.mark_failed()
@@ -454,8 +464,9 @@ class Handle:
     def segments(self, log: LogState, offset: int | None = None) -> list[int]:
         """Return the base offsets of the segments of ``log``, ascending.
 
-        With ``offset`` the list need only be right up to the segment after the one with that offset. So a reader of
-        sealed segments does not list the folder again for each roll at the log end.
+        With ``offset`` a cached list may be returned that lacks new segments. It contains at least the segment with
+        that offset and its successor. So a reader of sealed segments does not list the folder again for each roll at
+        the log end.
         """
         generation, bases = self._segments
         if generation == log.generation and bases:
@@ -496,9 +507,8 @@ class Handle:
         return SegmentIndex(self.fs, stem, base, interval, writable=writable, folder_locked=self.folder_locked)
 
     def announce_waiting(self, for_s: float) -> bool:
-        """Ask appenders to wake followers for the next ``for_s`` seconds.
-
-        Return False if the page is read-only: then poll.
+        """Ask appenders to wake followers for the next ``for_s`` seconds. Return False if the page is read-only: the
+        caller must then poll.
         """
         if not self.read_only:
             self.ledger.announce_waiting(for_s)

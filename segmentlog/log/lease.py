@@ -43,7 +43,10 @@ class CleanerLease:
 
     @interrupt_safe_context
     def hold(self, wait_s: float = 0.0) -> Iterator[bool]:
-        """Hold the lease for the duration of the context. Yield False if it is still taken after ``wait_s`` seconds."""
+        """Hold the lease for the duration of the context.
+
+        Yield False if another thread or process still holds it after ``wait_s`` seconds.
+        """
         with opened_lockable(self._handle.fs, self._path, os.O_RDWR | os.O_CREAT, self._open_lease_file) as fd:
             if not lock_within(self._handle.fs, fd, wait_s):
                 yield False

@@ -72,7 +72,10 @@ class Ledger:
     """Changes state page and checkpoint. Not thread-safe: the caller holds the lock that each method names."""
 
     start_append: Callable[[], None]
-    """Record that incomplete bytes may follow the log end. Call under the append lock, as the next two."""
+    """Record that incomplete bytes may follow the log end.
+
+    Call under the append lock, like `end_append` and `mark_failed`.
+    """
     end_append: Callable[[], None]
     """Record that no unpublished bytes follow the end: they were published, or removed durably."""
     mark_failed: Callable[[], None]
@@ -88,8 +91,8 @@ class Ledger:
     def adopt(self, page: StatePage) -> None:
         """Use this page from now on."""
         self.page = page
-        # Each is a single store, made of C functions only. So no interrupt comes between the caller's failed fsync and
-        # the store that records it (`storage.interrupt_safe`).
+        # Each of the four is one assignment, made of C functions only. So no interrupt comes between the caller's
+        # failed fsync and the assignment that records it (`storage.interrupt_safe`).
         store = page.words.__setitem__
         self.start_append = partial(store, WRITING_WORD, WRITING)
         self.end_append = partial(store, WRITING_WORD, 0)
@@ -112,7 +115,7 @@ class Ledger:
         return log
 
     def release_reserved_offsets(self, log: LogState) -> LogState:
-        """Release the reserved offsets above the end. The checkpoint records it with the next recovery point."""
+        """Release the reserved offsets after the log end. The checkpoint records this with the next recovery point."""
         log = replace(log, offset_ceiling=log.log_end_offset)
         self.page.log.write(log)
         return log
@@ -200,7 +203,7 @@ class Ledger:
         self.page.sync.write(replace(self.page.sync.read(), synced_base_offset=base))
 
     def advance_recovery_point(self, log: LogState, sync: SyncState, **changes: object) -> None:
-        """Move the recovery point to the end of ``log``; ``sync`` shows that everything up to there is on disk."""
+        """Move the recovery point to the end of ``log``. ``sync`` must cover everything up to that end."""
         self.update_checkpoint(
             recovery_offset=log.log_end_offset,
             recovery_segment=log.active_base_offset,
@@ -213,7 +216,7 @@ class Ledger:
         """Record in the page that the checkpoint's recovery point covers everything that ``sync`` shows as synced."""
         self.page.sync.write(replace(sync, checkpointed_bytes=sync.synced_bytes))
 
-    # ------------------------------------------------------------ what waits
+    # ------------------------------------------------------------ requests and progress, without the sync lock
 
     def announce_waiting(self, for_s: float) -> None:
         """Ask appenders to wake followers for the next ``for_s`` seconds.
@@ -255,16 +258,19 @@ class Ledger:
         return self._file.read()
 
     def last_checkpoint(self) -> Checkpoint:
-        """Return the checkpoint on disk, else the last that this process saw, else an empty one. For readers."""
+        """Return the checkpoint on disk.
+
+        Without it, return the last one that this process saw, or an empty one. For readers.
+        """
         with self._owner.folder_locked():
             found, _ = self._file.read()
         return found or self._file.known or Checkpoint()
 
     def checkpoint(self) -> Checkpoint:
-        """Return the checkpoint of a live log. Raises `CorruptBatch` if it is lost and this process has no copy.
+        """Return the checkpoint of a live log. Raises `CorruptBatch` if it is lost and this process has no copy of it.
 
-        If both slots are bad, an empty checkpoint would forget the assigned offsets and the lost ranges. The copy that
-        this process read or wrote last and the state page have both.
+        If both slots are damaged, rebuild the checkpoint from the state page and from the copy that this process read
+        or wrote last. An empty checkpoint would forget the assigned offsets and the lost ranges.
         """
         current, _ = self._file.read()
         if current is not None:
@@ -323,7 +329,7 @@ class Ledger:
     # ------------------------------------------------------------ a new page, under both locks
 
     def initialise_page(self, page: StatePage, log: LogState, *, has_producers: bool, fd: int) -> None:
-        """Initialise ``page`` with ``log``, all of it durable. ``fd``: the page's file; -1 for a private page."""
+        """Initialise ``page`` for ``log``, all of which is durable. ``fd``: the page's file; -1 for a private page."""
         fs, folder = self._owner.fs, self._owner.folder
         sync = SyncState(
             durable_offset=log.log_end_offset,

@@ -93,7 +93,7 @@ class Partition(PartitionMaintenance):
         """With ``recovery="salvage"``: each range of offsets ``[base, end)`` that reads skipped, once, with the damage.
         """
         self.recovery_report: RecoveryReport = self._open_log()
-        """The findings and actions of opening, by the first open in this process."""
+        """What the first open in this process found and did."""
 
     def _open_log(self) -> RecoveryReport:
         handle = self._handle
@@ -131,7 +131,8 @@ class Partition(PartitionMaintenance):
             headers     for each record a sequence of (name, value) pairs, or None
             ack         "durable" returns once the records are on disk, whatever the topic's fsync policy. "shipped"
                         returns once the object store has them, too, so that they survive the loss of this machine.
-                        "written" and None return once they survive this process, or as the policy says
+                        "written" and None return once the records survive the death of this process; the
+                        topic's fsync policy may require a sync before that
             producer    id and epoch of an idempotent producer, and the sequence of the first record. Records that the
                         producer appended before are not appended again; their earlier offset is returned
 
@@ -142,10 +143,10 @@ class Partition(PartitionMaintenance):
         store `StoreFenced`, `OffsetGrantExhausted`.
 
         Raises `PartitionFailed` if an fsync failed: records of this call may or may not survive a power cut. Raises
-        `ProcessLimitError` (also an `OSError`) for a limit or a right of this process. If its ``appended`` is true, the
-        records are appended but may not be on disk: see `flush`. Otherwise the log is unchanged. Raises `LogTruncated`
-        with "durable" if another process's recovery or truncation dropped records of this call before they were on
-        disk. Raises `ShipUnconfirmed` with "shipped": the records are on the local disk.
+        `ProcessLimitError` (also an `OSError`) for a limit or a missing right of this process. If its ``appended`` is
+        true, the records are appended but may not be on disk: see `flush`. Otherwise the log is unchanged. Raises
+        `LogTruncated` with "durable" if another process's recovery or truncation dropped records of this call before
+        they were on disk. Raises `ShipUnconfirmed` with "shipped": the records are on the local disk.
         """
         if not isinstance(ack, str | None) or ack not in _ACKS:
             raise InvalidConfig("ack", ack, "'written', 'durable' or 'shipped'")
@@ -225,8 +226,8 @@ class Partition(PartitionMaintenance):
     def aborted_transactions(self, from_offset: int, to_offset: int) -> list[tuple[int, int]]:
         """Return (producer id, first offset) of each aborted transaction with offsets in ``[from_offset, to_offset)``.
 
-        They are sorted by first offset: the offset of the first batch of the transaction in this partition. With this
-        list and the control batches (`read` with ``control``) a reader can skip aborted records itself, as Kafka's
+        The first offset of a transaction is that of its first batch in this partition. The list is sorted by it. With
+        this list and the control batches (`read` with ``control``) a reader can skip aborted records itself, as Kafka's
         clients do.
         """
         self._check_open()
@@ -241,15 +242,17 @@ class Partition(PartitionMaintenance):
     def end_transaction(self, producer_id: int, epoch: int, *, committed: bool) -> int | None:
         """Write the marker that commits or aborts the producer's open transaction in this partition.
 
-        Return its offset, or None if the producer has no transaction open here. The marker is not synced. For
-        transaction coordinators; programs use `Producer.transaction`.
+        Return the marker's offset, or None if the producer has no open transaction in this partition. The marker is not
+        synced. For transaction coordinators; programs use `Producer.transaction`.
         """
         self._check_open()
         now_ms = self._handle.clock.now_ms()
         return self._appender.end_transaction(producer_id, epoch, committed=committed, now_ms=now_ms)
 
     def producer(self, producer_id: int) -> ProducerEntry | None:
-        """Return what the log knows of a producer; None if it never appended here, or has expired."""
+        """Return the state of a producer in this partition; None if it never appended to the partition, or has
+        expired.
+        """
         self._check_open()
         producer_id = as_int("producer_id", producer_id, -1)
         with self._handle.translating_errors("nothing was changed"), self._known_producers() as states:
@@ -289,8 +292,8 @@ class Partition(PartitionMaintenance):
     def sync_upto(self, offset: int, base_offset: int | None = None) -> int:
         """Sync unless everything below ``offset`` is durable. Return the durable offset.
 
-        ``base_offset`` is the offset of an appended record: raises `LogTruncated` if a record from there on was dropped
-        since by a recovery or a truncation.
+        ``base_offset`` is the offset of an appended record. Raises `LogTruncated` if a recovery or a truncation has
+        dropped a record in ``[base_offset, offset)`` since then.
         """
         self._check_open()
         return self._syncer.sync(offset) if base_offset is None else self._syncer.sync_records(base_offset, offset)
@@ -323,7 +326,7 @@ class Partition(PartitionMaintenance):
     ) -> Iterator[RecordBatch]:
         """Yield batches from exactly ``offset`` on, to the current end of the log or until ``max_bytes`` were read.
 
-        ``durable_only`` ends at the durable offset, ``shipped_only`` at the end of what the object store has,
+        ``durable_only`` ends at the durable offset, ``shipped_only`` at the end of the records in the object store,
         ``isolation="read_committed"`` at the last stable offset. At least one batch is returned if there is one,
         however small ``max_bytes`` is. ``control`` also returns control batches, which say how transactions ended
         (`format.control`).
@@ -334,10 +337,10 @@ class Partition(PartitionMaintenance):
         and an unreadable batch is skipped, too. A partition opened with ``recovery="salvage"`` always skips damage, see
         `damage`.
 
-        Raises `OffsetOutOfRange` at once, and `LogTruncated` if ``offset`` is inside a lost range. It does not raise at
-        the very start of one, because a reader positioned there has missed no record. While reading it raises
-        `ObjectStoreError` if a segment that is only in the object store cannot be downloaded. Once it can, reading
-        continues at that offset.
+        Raises `OffsetOutOfRange` at once, and `LogTruncated` if ``offset`` is inside a lost range. At the first offset
+        of a lost range it does not raise: a reader positioned at that offset has missed no record. While reading, it
+        raises `ObjectStoreError` if a segment that is only in the object store cannot be downloaded. The caller can
+        read again from the same offset later.
         """
         if self._closed or self._handle.is_moved:
             self._check_open()
@@ -360,11 +363,12 @@ class Partition(PartitionMaintenance):
         )
 
     def read_wire(self, offset: int, bound: int, max_bytes: int) -> tuple[list[Buffer], int, bool]:
-        """Return (batches in Kafka's format, offset after them, whether the next such batch has no room). For servers.
+        """Return (batches in Kafka's format, offset after them, whether ``max_bytes`` kept out another such batch).
 
-        The batches begin with the batch that contains ``offset``. They are checked once after the segment was mapped,
-        and are views of the map or small copies. They end at ``bound`` and take at most ``max_bytes``. The list is
-        empty if the next batch has another format, is too large, or has something to report: then call `read`.
+        For servers. The first batch contains ``offset``. Each batch is verified once for each mapping of its segment,
+        and returned as a view of the mapping or as a small copy. The batches end at ``bound`` and take at most
+        ``max_bytes``. The list is empty if the next batch has another format, exceeds ``max_bytes`` or is damaged:
+        then call `read`.
         """
         self._check_open()
         return self._reader.read_wire(offset, bound, max_bytes)
@@ -393,7 +397,8 @@ class Partition(PartitionMaintenance):
         return min(bound, self.durable_offset) if durable_only else bound
 
     def check_position(self, offset: int) -> int:
-        """Return where reading from ``offset`` begins: there, or after the lost range that begins there.
+        """Return the offset where reading from ``offset`` begins: ``offset``, or the end of a lost range that begins at
+        it.
 
         Raises `OffsetOutOfRange` and `LogTruncated` as `read` does.
         """
@@ -417,9 +422,8 @@ class Partition(PartitionMaintenance):
 
     @property
     def local_log_start_offset(self) -> int:
-        """From this offset on the whole log is on the local disk; earlier segments may be only in the object store.
-
-        It equals the log start offset unless the topic has `remote.storage.enable`.
+        """From this offset on, the whole log is on the local disk. Earlier segments may be only in the object store. It
+        equals the log start offset unless the topic has `remote.storage.enable`.
         """
         return self._open_segments.local_start()
 
@@ -430,12 +434,14 @@ class Partition(PartitionMaintenance):
 
     @property
     def durable_offset(self) -> int:
-        """Everything below it is synced to disk."""
+        """Everything below this offset is synced to disk."""
         return self._handle.page.sync.read().durable_offset
 
     @property
     def shipped_offset(self) -> int:
-        """Everything below it is in the object store that the store is shipped to; 0 if that is not known."""
+        """Everything below this offset is in the object store to which the store is shipped; 0 if no upload is
+        recorded.
+        """
         return self._handle.page.words[SHIPPED_WORD]
 
     @property
@@ -465,8 +471,8 @@ class Partition(PartitionMaintenance):
     def count_offsets(self, base_offset: int, end_offset: int) -> int:
         """Count the offsets in ``[base_offset, end_offset)`` that no lost range covers: a lag, or a size in offsets.
 
-        Compaction, control batches and aborted transactions leave offsets without a record too, so the number of
-        records may be smaller. Thread-safe. Raises OSError when the checkpoint cannot be read.
+        The number of records may be smaller: compaction, control batches and aborted transactions leave offsets without
+        a record, too. Thread-safe. Raises OSError when the checkpoint cannot be read.
         """
         return count_offsets(self._reader.lost_ranges(), base_offset, end_offset)
 
@@ -531,9 +537,8 @@ class Partition(PartitionMaintenance):
 
     @property
     def is_stale(self) -> bool:
-        """Whether the store must open the partition again.
-
-        The topic was deleted or renamed, or this is a read-only snapshot and a process has opened the log since.
+        """Whether the store must open the partition again. True if the topic was deleted or renamed, or if this is a
+        read-only snapshot and a process has opened the log since.
         """
         handle = self._handle
         return handle.is_moved or (handle.is_snapshot and find_live_page(handle) is not None)

@@ -67,8 +67,8 @@ class PartitionMaintenance:
     def advance_recovery_point(self) -> int:
         """Sync everything, and move the recovery point to the log end.
 
-        Return the base offset of the segment that contains it. A recovery reads no segment before that one, and none
-        of those changes any more. Raises `DiskFull`, `PartitionFailed`.
+        Return the base offset of the segment that contains it. A recovery reads no earlier segment, and no earlier
+        segment changes any more. Raises `DiskFull`, `PartitionFailed`.
         """
         self._check_open()
         with self._handle.translating_errors():

@@ -52,7 +52,8 @@ class ProducerStamp(msgspec.Struct, frozen=True, gc=False):
     producer_id: int
     epoch: int
     sequence: int
-    """Sequence of the first record, 0 to 2^31 - 1; -1 if the producer does not count: then each append is new."""
+    """Sequence of the first record, 0 to 2^31 - 1; -1 if the producer does not number its records: each append is
+    new."""
     transactional: bool = False
     check: Callable[[], None] | None = None
     """Called under the append lock. Raises `ProducerFenced` if another process has taken over the producer."""
@@ -72,12 +73,13 @@ class ProducerStates:
         self._entries: dict[int, ProducerEntry] = {}
         self._open: dict[int, int] = {}
         self._held_until_ms: dict[int, int] = {}
-        """For each id of an idle named producer: the time until which a name is known to own the id."""
+        """By id of an idle named producer: the time until which its name is assumed to own the id, without asking the
+        store."""
         self.seen: LogState | None = None
         """The log state whose batches are all included in the producer states; None before the first load."""
         self._mapped: MappedSegment | None = None
         self._unsnapshotted = 0
-        """Headers after the last snapshot: the next process to load would read them."""
+        """The number of headers after the last snapshot, which the next process to load must read."""
 
     # ------------------------------------------------------------ from the log
 
@@ -179,7 +181,7 @@ class ProducerStates:
         return None
 
     def _walk(self, mapped: MappedSegment, position: int, end: int, log: LogState, now_ms: int) -> None:
-        """Read the headers in ``[position, end)``. Batches after a damaged one count, too."""
+        """Read the headers in ``[position, end)``. Skip damaged batches, and continue after them."""
         base = mapped.base_offset
         walk = scan_past_damage(
             mapped.view_to(end), position, end, base, lambda: self._handle.segment_context(base, log.log_end_offset)
@@ -200,7 +202,7 @@ class ProducerStates:
             now_ms,
         )  # fmt: skip
 
-    # ------------------------------------------------------------ what is appended here
+    # ------------------------------------------------------------ appends of this process
 
     def admit(self, stamp: ProducerStamp, count: int, now_ms: int) -> int | None:
         """Return None if ``count`` records may be appended; the offset of the first if they were appended before.
@@ -340,7 +342,7 @@ class ProducerStates:
         return self._open.get(producer_id, -1)
 
     def stable_offset(self, log_end_offset: int, without: int = -1) -> int:
-        """Return the offset below which all transactions are decided, ignoring the open transaction of ``without``."""
+        """Return the offset below which all transactions are decided, as if ``without`` had no open transaction."""
         return min(
             (offset for producer_id, offset in self._open.items() if producer_id != without), default=log_end_offset
         )
@@ -357,7 +359,10 @@ class ProducerStates:
     # ------------------------------------------------------------ snapshots
 
     def write_snapshot(self, base: int, now_ms: int) -> None:
-        """Write the producer states at the start of segment ``base``. It is a cache: a full disk is not an error."""
+        """Write the producer states at the start of segment ``base``.
+
+        The file is a cache: a full disk is not an error.
+        """
         with failures_ignored():
             replace_file(self._handle.fs, self._snapshot_path(base), encode_snapshot(self.all(now_ms)))
 
@@ -376,9 +381,8 @@ def _with_run(runs: tuple[SequenceRun, ...], new: SequenceRun) -> tuple[Sequence
 
 
 def stable_offset_of(handle: Handle, log: LogState, bases: Iterable[int], begun: int | None = None) -> tuple[int, bool]:
-    """Return (last stable offset of a log in recovery, whether it has any producer).
-
-    If a new segment ``begun`` is about to begin, it gets a snapshot.
+    """Return (last stable offset of a log in recovery, whether it has any producer). ``begun`` is the base offset of a
+    segment that the recovery is about to create, which gets a snapshot.
     """
     states = ProducerStates(handle)
     states.load(log, [base for base in bases if base != begun])

@@ -60,7 +60,7 @@ def evict_segment(handle: Handle, base: int, stamp: Stamp, stub: Stub) -> bool:
 
 
 def recall_segment(handle: Handle, base: int) -> bool:
-    """Download an evicted segment durably. Return False if it is local or deleted.
+    """Download an evicted segment durably. Return False if the segment is already local, or was deleted.
 
     Raise `ObjectStoreError`, `SegmentGone`, `DiskFull`, OSError.
     """
@@ -110,14 +110,14 @@ def recall_or_raise(handle: Handle, base: int) -> None:
 
 
 def _read_stub(handle: Handle, path: str) -> tuple[Stub, int] | None:
-    """Return the stub as `segment_stub.read_stub` does; None also if the log was deleted."""
+    """Return the stub of an evicted segment; None if the segment is local or was deleted."""
     with contextlib.suppress(FileNotFoundError):
         return read_stub(handle.fs, path)
     return None
 
 
 def _has_stamp(handle: Handle, path: str, stamp: Stamp) -> bool:
-    """Return whether the file at ``path`` is still the one with this stamp."""
+    """Return whether the file at ``path`` still has this stamp, and so is unchanged."""
     try:
         found = handle.fs.stat(path)
     except FileNotFoundError:

@@ -73,7 +73,8 @@ def _swap_in(
 def finish_swaps(handle: Handle, *, recovering: bool = False) -> None:
     """Complete the swaps that a dead or running process began. The caller holds the append lock.
 
-    With ``recovering``, incomplete copies are deleted, too. Then there are no readers, and no page is trusted yet.
+    With ``recovering``, incomplete copies are deleted, too. Only a recovery may do that: no reader exists yet, and no
+    page is trusted.
     """
     for name in handle.fs.listdir(handle.folder):
         if (offsets := parse_copy_name(name)) is None:

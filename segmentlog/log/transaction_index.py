@@ -1,8 +1,8 @@
 """Find the aborted transactions of a partition, which ``read_committed`` readers skip.
 
-The log's markers record them. For a sealed segment a ``.txnindex`` file caches them. The first process that needs it
-writes it, and so does the upload of the segment to an object store. The headers of the active segment are scanned when
-the state page shows another abort. In a log without aborts, a read only compares one word of the page.
+The log's markers record them. For a sealed segment a ``.txnindex`` file caches them. The first process that needs the
+file writes it. The upload of the segment to an object store writes it, too. The headers of the active segment are
+scanned when the state page shows another abort. In a log without aborts, a read only compares one word of the page.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from segmentlog.storage.segment import MappedSegment, segment_stem
 from segmentlog.storage.state_page import ABORTS_WORD, LogState
 
 Ranges = dict[int, list[tuple[int, int]]]
-"""By producer id: first and last offsets of its aborted transactions. Never changed after creation."""
+"""By producer id: (first offset, last offset) of each aborted transaction. Never changed after creation."""
 
 
 def is_aborted(ranges: Ranges, header: BatchHeader) -> bool:
@@ -42,7 +42,7 @@ def is_aborted(ranges: Ranges, header: BatchHeader) -> bool:
 
 
 class SegmentAborts(msgspec.Struct):
-    """The aborts of one segment found so far: in the bytes before ``position``."""
+    """The aborts found so far in one segment, in its bytes before ``position``."""
 
     position: int = 0
     aborted: list[AbortedTransaction] = []
@@ -54,8 +54,8 @@ class SegmentAborts(msgspec.Struct):
 class AbortedTransactions:
     """The aborted transactions of one partition. Thread-safe.
 
-    ``known`` returns the batches that a reader's index has of a segment, or None. A reader can continue there after
-    damage, so aborts must be found there, too.
+    ``known`` returns the batches of a segment that are in a reader's index, or None. A reader can resume at these
+    batches after damage, so the search for aborts resumes at them, too.
     """
 
     def __init__(self, handle: Handle, known: Callable[[int], KnownBatches | None] = lambda base: None) -> None:
@@ -73,8 +73,8 @@ class AbortedTransactions:
     def read_ranges(self) -> Ranges:
         """Return every abort that the log records up to its end.
 
-        Keep the result while reading on. Compaction may remove the aborted records, and later their markers, while a
-        reader still has the old files mapped.
+        A reader that continues must keep the result: compaction may remove the aborted records, and later their
+        markers, while the reader still has the old files mapped.
         """
         page = self._handle.page
         count = page.words[ABORTS_WORD]
@@ -130,7 +130,7 @@ class AbortedTransactions:
 def read_sealed_aborts(
     handle: Handle, base: int, context: Callable[[], SegmentContext], known: SegmentAborts | None = None
 ) -> SegmentAborts:
-    """Return the aborts of a sealed segment. ``known``: what was found before.
+    """Return the aborts of a sealed segment. ``known``: the aborts that an earlier call found.
 
     With a ``.txnindex`` the segment itself is not read, as it may be only in the object store. Raises
     FileNotFoundError, `UnknownTopic`, `ObjectStoreError`.

@@ -171,7 +171,10 @@ class _Sticky:
         return None
 
     def _move(self, giver: str, topic: str, taker: str) -> None:
-        """Move a partition: preferably one that the taker had before, else one that the giver did not have."""
+        """Move a partition.
+
+        Prefer a partition that the taker had before, then a partition that the giver did not have before.
+        """
         partitions = self._owned[giver][topic]
         had = self._before.get
         tp = min(partitions, key=lambda tp: (had(tp) != taker, had(tp) == giver, -tp.partition))

@@ -33,7 +33,7 @@ class Dirt(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """The dirty ratio, which `min.cleanable.dirty.ratio` limits."""
+        """The dirty ratio, which a pass compares with `min.cleanable.dirty.ratio`."""
         total = self.clean_bytes + self.dirty_bytes
         return self.dirty_bytes / total if total else 0.0
 
@@ -43,7 +43,7 @@ def cleanable_end(
 ) -> int:
     """Return the offset before which a pass may clean.
 
-    That is the base offset of the first segment that is active, too young or has open transactions, or
+    This is the base offset of the first segment that is active, is too young or ends after ``stable_offset``; or
     ``stable_offset`` if that is lower. ``segments`` must be the segments that end after ``dirty_offset``, ascending,
     the active segment last.
     """
@@ -70,7 +70,7 @@ def measure_dirt(segments: Iterable[SegmentInfo], dirty_offset: int, end_offset:
 
 
 def why_due(config: TopicConfig, dirt: Dirt, due_ms: int, now_ms: int) -> str | None:
-    """Return the reason for a pass now, or None.
+    """Return the reason to run a compaction pass now, or None.
 
     ``due_ms`` is the time from which a pass can remove records without new data; 0 for never.
     """
@@ -87,9 +87,10 @@ def why_due(config: TopicConfig, dirt: Dirt, due_ms: int, now_ms: int) -> str | 
 def group_segments(
     segments: Sequence[SegmentInfo], segment_bytes: int, lost: Sequence[LostRange]
 ) -> Iterator[list[SegmentInfo]]:
-    """Yield runs of adjacent segments to merge into one of at most ``segment_bytes``, even if nothing is removed.
+    """Yield groups of adjacent segments. Each group fits into one segment of ``segment_bytes`` even if no record is
+    removed.
 
-    A lost range ends a run, because a segment cannot contain its offsets.
+    A lost range ends a group, because a segment cannot contain its offsets.
     """
     ends = {lost_range.end_offset for lost_range in lost}
     run: list[SegmentInfo] = []
@@ -107,5 +108,5 @@ def group_segments(
 
 
 def delete_horizon(config: TopicConfig, now_ms: int) -> int:
-    """Return the time from which a pass may remove a tombstone that a pass keeps now."""
+    """Return the time from which a later pass may remove a tombstone that the pass at ``now_ms`` keeps."""
     return min(now_ms + config.delete_retention_ms, UNLIMITED_MS)

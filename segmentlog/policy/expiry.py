@@ -40,7 +40,9 @@ def is_expired(timestamp: int, headers: Headers, ttl_ms: int | None, now_ms: int
 
 
 def _own_expiry(headers: Headers) -> int:
-    """Return the expiry time in a record's header, or `NEVER` if there is none or it is not a number."""
+    """Return the expiry time in a record's header, or `NEVER` if the record has no such header or its value is not a
+    number.
+    """
     for name, value in headers:
         if name == EXPIRES_HEADER and value is not None and value.isdigit() and len(value) <= _DIGITS_MAX:
             return int(value)

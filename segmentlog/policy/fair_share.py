@@ -15,7 +15,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 def split_by_backlog(backlogs: Mapping[Key, int], limit: int) -> dict[Key, int]:
-    """Split ``limit`` offsets (1 or more) among partitions with these backlogs; keys without a backlog get nothing.
+    """Split ``limit`` offsets (1 or more) among partitions with these backlogs; a backlog of 0 gets nothing.
 
     The rule of Spark's Kafka source: each partition gets ``limit`` times its part of all backlogs, rounded down, but
     at least 1. So the sum exceeds ``limit`` by less than the number of partitions whose part was rounded up to 1.
@@ -37,7 +37,7 @@ def split_by_backlog(backlogs: Mapping[Key, int], limit: int) -> dict[Key, int]:
 
 
 class Turns(Generic[Key]):
-    """The order in which keys are served under a limit that the first keys of a cycle may use up.
+    """Decides in which order keys (partitions) are served, if the first keys of a cycle may use up the limit.
 
     While a key waits, each other key is served at most once before it. Not thread-safe.
     """

@@ -2,8 +2,8 @@
 
 Most settings are also keys of the engine. A few are translated to one (`flush.ms`, `compression.gzip.level`). The
 rest concern replication, or mechanisms that segmentlog does not have: their values are checked by Kafka's rules, and
-have no effect. DescribeConfigs documents that, and returns the effective value. `without_effect` lists them for the
-log. Any other key is refused.
+have no effect. DescribeConfigs documents that, and returns the effective value. `without_effect` lists these settings
+for the log. Any other key is refused.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def to_engine(
         if value is None:
             raise InvalidConfig(name, value, "a value is required")
         if name not in _KNOWN:
-            raise InvalidConfig(name, value, f"expected a key of a topic: {', '.join(_KNOWN)}")
+            raise InvalidConfig(name, value, f"unknown topic setting; the settings are: {', '.join(_KNOWN)}")
         texts[name] = _checked(name, value) if name in SETTINGS else value
     changes |= {name: value for name, value in texts.items() if name in TOPIC_CONFIG_KEYS}
     codec = before.replace(
@@ -250,7 +250,7 @@ class ConfigEntry(NamedTuple):
 
 
 def describe(config: TopicConfig) -> list[ConfigEntry]:
-    """Return every key with its value in Kafka's notation: plain numbers."""
+    """Return every key with its value as Kafka writes it: sizes and times are plain numbers, without units."""
     changed = config.to_mapping()
     entries = []
     for name in TOPIC_CONFIG_KEYS:

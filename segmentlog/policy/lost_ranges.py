@@ -52,7 +52,10 @@ def count_offsets(ranges: Ranges, base_offset: int, end_offset: int) -> int:
 
 
 def advance(ranges: Ranges, offset: int, count: int) -> int:
-    """Return the offset after ``count`` (1 or more) offsets from ``offset`` on, without those in lost ranges."""
+    """Count ``count`` (1 or more) offsets from ``offset`` on, skipping lost ranges.
+
+    Return the offset after the last.
+    """
     for lost in ranges:
         if lost.end_offset > offset:
             before = max(lost.base_offset - offset, 0)
@@ -63,7 +66,7 @@ def advance(ranges: Ranges, offset: int, count: int) -> int:
 
 
 def with_lost_range(ranges: Ranges, lost: LostRange) -> tuple[LostRange, ...]:
-    """Return the ranges with ``lost`` appended, and without those that it covers."""
+    """Return the ranges with ``lost`` appended, and without the ranges that ``lost`` covers."""
     apart = [known for known in ranges if known.base_offset < lost.base_offset or known.end_offset > lost.end_offset]
     return (*apart, lost)
 

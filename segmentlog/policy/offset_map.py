@@ -6,7 +6,7 @@ offset). It finds equal keys by sorting instead of probing a hash table:
     add      append entries, including duplicates, at the speed of a copy
     full     sort (39 bits of hash, index) packed into one u64 per entry; neighbours with equal
              identities are one key: only its last entries stay, in offset order
-    finish   the same once more
+    finish   sort and remove duplicates a last time
     find     search a directory of the sorted hashes, which the first call builds
 
 numpy sorts plain u64 in 10 to 13 ns an item. An indirect sort takes 60 to 140 ns, a vectorised
@@ -43,7 +43,7 @@ _Indices = npt.NDArray[np.intp]
 
 
 class OffsetMap:
-    """The last ``keep_last`` entries of each key among those added. Not thread-safe.
+    """Collects entries, and retains the last ``keep_last`` of each key. Not thread-safe.
 
     The map takes ``buffer_bytes`` and a few megabytes, and has room for at least one entry. With
     ``keep_last`` above 1 an entry may be *dead* (a tombstone, an expired record): a dead entry
@@ -76,7 +76,7 @@ class OffsetMap:
     # ------------------------------------------------------------ filling
 
     def add(self, low: Uint64Array, high: Uint64Array, offsets: Offsets, dead: Flags | None = None) -> int:
-        """Add entries, whose offsets must exceed all earlier ones. Return how many of them, from the first on, fit."""
+        """Add entries in offset order, with offsets above all earlier offsets. Return how many of the entries fit."""
         total = len(offsets)
         taken = 0
         while taken < total and not self.is_full:
@@ -94,11 +94,14 @@ class OffsetMap:
         return taken
 
     def finish(self) -> None:
-        """End the phase of adding. Call this before `kept` and `find`."""
+        """Remove the last duplicates. Call this after the last `add`, and before `kept` and `find`."""
         self._remove_duplicates()
 
     def _index(self) -> None:
-        """Build the directory for `find`, which many compactions never call."""
+        """Build the directory that `find` searches. Called late, because many compactions never call `find`.
+
+        With ``keep_last`` above 1, also count the entries of each key, and find the keys with a dead entry.
+        """
         order, same = self._ordered()
         count = self.count
         bits = max(count.bit_length(), 1)
@@ -144,7 +147,10 @@ class OffsetMap:
         return True
 
     def _last_of_runs(self, order: _Indices, same: Flags) -> Flags:
-        """Return for each entry in ``order`` whether it stays: among the last of its key, and no dead entry follows."""
+        """Return for each entry in ``order`` whether it stays.
+
+        It must be among the last of its key, with no dead entry after it.
+        """
         count = len(order)
         places = np.arange(count)
         starts = np.flatnonzero(np.concatenate(([True], ~same)))
@@ -255,7 +261,7 @@ class OffsetMap:
     # ------------------------------------------------------------ older versions, if several are kept
 
     def add_older(self, low: Uint64Array, high: Uint64Array, offsets: Offsets) -> None:
-        """Add records for `superseded`, in offset order. Their offsets must be below those of all entries."""
+        """Add records for `superseded`, in offset order. Their offsets must be below the offsets of all entries."""
         found = self.find(low, high)
         known = np.flatnonzero(found >= 0)
         if len(known):

@@ -161,7 +161,7 @@ def error_of_rows(error: Exception, rows: Rows | None) -> Exception:
 def ranks_of(rows_of: Mapping[int, Rows | None]) -> npt.NDArray[np.int64] | None:
     """Return for each row how many earlier rows go to the same partition.
 
-    Return None if all rows go to one partition: the number is then the index of the row.
+    Return None if all rows go to one partition: the index of a row is then the number of earlier rows.
     """
     rows = [some for some in rows_of.values() if some is not None]
     if not rows:
@@ -174,7 +174,10 @@ def ranks_of(rows_of: Mapping[int, Rows | None]) -> npt.NDArray[np.int64] | None
 
 
 def _choose(choice: Callable[[Sequence[bytes]], Partitions], keys: Keys, sticky: int) -> Partitions:
-    """Return the choice for every key, and `sticky` for None. Raise TypeError for a key of another type."""
+    """Return the partition that ``choice`` returns for each key, and `sticky` for None.
+
+    Raise TypeError for a key of another type.
+    """
     try:
         return choice(cast(Sequence[bytes], keys))
     except TypeError:
@@ -266,7 +269,8 @@ def _lengths(keys: Sequence[bytes]) -> Lengths:
 
 
 def _murmur2_longest_first(lengths: Lengths, column: Callable[[int, int], Hashes], tails: Hashes) -> tuple[Hashes, int]:
-    """Return the hashes, and how many keys at the front the caller must hash: a few that are much longer than the rest.
+    """Return (the hashes, how many keys at the front the caller must hash itself: a few keys much longer than the
+    rest).
 
     `column(w, count)` returns word w of the first `count` keys. `tails` are the words after each key's whole words.
     """

@@ -59,7 +59,7 @@ def reconcile(
     owned: Collection[PartitionId] | None,
     is_free: Callable[[PartitionId], bool],
 ) -> Holding:
-    """Return the assignment of a member after one of its heartbeats.
+    """Return the new assignment of a member after a heartbeat. ``holding`` is its assignment before.
 
     target, target_epoch  the target assignment of the member, and its epoch
     owned                 the partitions that the member reports to own; None if it reports none

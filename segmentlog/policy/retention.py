@@ -6,9 +6,9 @@
     retention.closed.ms  the segment was sealed longer ago than this
     log start            all its offsets are below the log start offset (a crash interrupted a trim)
 
-Retention deletes segments from the oldest on and stops at the first that it keeps, as in Kafka. The
-age of a segment is that of its newest record. If that has no timestamp, or one after the last write to
-the segment, the last write counts: a timestamp far in the future would otherwise keep the segment forever.
+Retention deletes segments from the oldest on and stops at the first that it keeps, as in Kafka. The age of a segment is
+the age of its newest record. If that record has no timestamp, or its timestamp is after the last write to the segment,
+the time of the last write counts instead: a timestamp far in the future would otherwise keep the segment forever.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def expired_segments(
 
 
 def deleted_segments(bases: Sequence[int], log_start_offset: int, end_base: int) -> list[int]:
-    """Return the segments of a folder that are below the log start offset, by their base offsets.
+    """Return the base offsets of the segments in a folder that are completely below the log start offset.
 
     Their files are marked for deletion, or a crash has undone their deletion. ``bases`` must ascend. The last segment
     below ``end_base`` ends at ``end_base`` at the latest.
@@ -109,9 +109,10 @@ def deleted_segments(bases: Sequence[int], log_start_offset: int, end_base: int)
 
 
 def active_is_due(config: TopicConfig, age_ms: int) -> bool:
-    """Return whether an active segment must be rolled even without an append; ``age_ms`` is that of its first record.
+    """Return whether an active segment must be rolled even without an append.
 
-    As in Kafka, the limit is at most `max.compaction.lag.ms` in a compacted topic, so that compaction can clean it.
+    ``age_ms`` is the age of its first record; the limit is `segment.ms`. In a compacted topic, as in Kafka, it is at
+    most `max.compaction.lag.ms`, so that compaction can clean the segment.
     """
     limit_ms = config.segment_ms
     if config.compacts:

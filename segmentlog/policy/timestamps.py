@@ -31,7 +31,7 @@ class RefusedTimestamps(NamedTuple):
     indices: tuple[int, ...]
     """Indices of the records, ascending; at most the first `NAMED_MAX`."""
     found_ms: int
-    """Timestamp of the first of them."""
+    """Timestamp of the first refused record."""
     accepted: str
     """The accepted range, for an error message."""
 

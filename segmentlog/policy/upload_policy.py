@@ -1,9 +1,9 @@
-"""Decide what of a log to upload next, and what the manifest then says. Pure: values in, decisions out.
+"""Decide which parts of a log to upload next, and compute its next manifest entry. Pure: values in, decisions out.
 
-The manifest's entry of a partition describes the whole log at one time: segments, and after them chunks. A newer entry
-replaces it only if the newer entry ends at the same offset or later, or at the end of a log that was truncated. So
-records that were reported as shipped stay in the object store while local segments are compacted, truncated or merged,
-until the replacement is uploaded.
+The manifest entry of a partition describes the state of the whole log at one moment: its segments, and the chunks after
+them. A newer entry replaces it only if the newer entry ends at the same offset or later, or at the log end after a
+truncation. So records that were reported as shipped stay in the object store while local segments are compacted,
+truncated or merged, until the replacement is uploaded.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _LIVE_PARTS: Final = 4
 class LocalSegment(msgspec.Struct, frozen=True):
     """A segment file: offsets ``[base_offset, end_offset)``, and the number of its bytes that are on disk.
 
-    A sealed segment ends where the next one begins. ``stamp`` identifies the file: its inode, and for a sealed segment
-    its size and modification time; otherwise these are 0.
+    A sealed segment ends where the next one begins. ``stamp`` identifies the file by its inode, and a sealed segment
+    also by size and modification time. (These two are 0 for the active segment.)
     """
 
     base_offset: int
@@ -55,7 +55,8 @@ class LocalSegment(msgspec.Struct, frozen=True):
     sealed: bool
     stamp: tuple[int, int, int] = (0, 0, 0)
     remote: str = ""
-    """Key of the object with the bytes of an evicted segment, to which the manifest must refer; empty for a local one.
+    """Key of the object with the bytes of an evicted segment, to which the manifest must refer; empty for a local
+    segment.
     """
 
 
@@ -196,14 +197,19 @@ def plan_upload(
 
 
 def _has_to_wait(segment: LocalSegment, piece: Piece, room_bytes: int) -> bool:
-    """Return whether a piece has to wait for the upload of its segment, or for the next tail."""
+    """Return whether a piece must wait.
+
+    A large piece of a sealed segment waits for the upload of the segment, any other piece for the next tail.
+    """
     if segment.sealed:
         return piece.size_bytes > min(room_bytes, SEALED_PIECE_BYTES)
     return room_bytes < TAIL_BYTES and piece.size_bytes > room_bytes
 
 
 def _min_end_offset(local: LocalLog, shipped: ShippedPartition) -> int:
-    """Return the end offset that a new entry must reach: that of ``shipped``, or a lower log end in a newer epoch."""
+    """Return the end offset that a new entry must reach: the end offset of ``shipped``, or a lower log end in a newer
+    epoch.
+    """
     given_up = local.epochs[-1].epoch > shipped.epoch
     return min(shipped.end_offset, local.end_offset) if given_up else shipped.end_offset
 
@@ -213,8 +219,9 @@ def _continue_chunks(
 ) -> tuple[list[Chunk], Piece | None]:
     """Return (chunks of a segment that stay, the piece to upload after them).
 
-    Small last chunks are uploaded again together with the data after them if that is at least as large. So a segment
-    has few chunks. If there were n chunks without this merging, each byte is uploaded at most about log(n) times.
+    Small last chunks are uploaded again, merged with the data after them, if that data is at least as large. So a
+    segment has few chunks. Each byte is uploaded at most about log(n) times, where n is the number of chunks without
+    merging.
     """
     kept = [chunk for chunk in chunks if chunk.position + chunk.size_bytes <= segment.size_bytes]
     end_offset = min(segment.end_offset, local.end_offset)
@@ -239,10 +246,10 @@ def manifest_entry(
     snapshots: Iterable[Snapshot], offset_grant: int, stable_offset: int = -1,
     is_unchanged: Callable[[Chunk], bool] = lambda chunk: True,
 ) -> ShippedPartition:  # fmt: skip
-    """Return the next entry of a partition after the plan was carried out; ``chunks`` are the uploaded pieces.
+    """Return the next manifest entry of a partition. ``chunks`` are the pieces of ``plan``, which are uploaded now.
 
     The markers in the entry decide every transaction below ``stable_offset``. If it is -1 (unknown), the entry keeps
-    the stable offset of ``shipped``. ``is_unchanged`` is as for `plan_upload`, for all chunks of ``shipped``.
+    the stable offset of ``shipped``. ``is_unchanged`` returns whether a chunk of ``shipped`` matches the local file.
     """
     if shipped is not None and plan.keeps_entry:
         # Keep its epochs and lost ranges, too: the local ones are newer than the records of the entry.
@@ -300,7 +307,10 @@ def _is_extension(
 
 
 def extend_grant(end_offset: int, offset_grant: int, records_per_s: float) -> int:
-    """Return the offset grant for a log that ends at ``end_offset``: the same until half of it is used."""
+    """Return the offset grant for a log that ends at ``end_offset``.
+
+    ``offset_grant`` stays valid until half of it is used.
+    """
     window = max(GRANT_MIN, int(_GRANT_S * records_per_s))
     return offset_grant if end_offset + window // 2 <= offset_grant else end_offset + window
 

@@ -1,6 +1,6 @@
 """Loops over bytes, for which Python is slow: compiled where the install found a C compiler, interpreted elsewhere.
 
-`records` contains pure functions over bytes, and neither policy nor files nor classes. ``setup.py`` compiles it.
+`records` contains only pure functions over bytes. ``setup.py`` compiles it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Final
 from segmentlog.speedups import records
 
 COMPILED: Final = not str(records.__file__).endswith(".py")
-"""Whether the functions of `records` are machine code. If not, they give the same answers more slowly."""
+"""Whether the functions of `records` are machine code. If not, they return the same results more slowly."""
 
 CORE_NAME: Final = "compiled core" if COMPILED else "interpreted core"
 """The name that ``segmentlog --version`` and the first log line of a server print."""

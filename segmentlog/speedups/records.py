@@ -14,9 +14,9 @@
 A varint holds 7 bits a byte, lowest bits first; every byte except the last has its top bit set. Numbers are zigzagged:
 0, -1, 1, -2 become 0, 1, 2, 3. A varint takes at most 5 bytes, a varlong at most 10.
 
-This module runs as it is. Where a C compiler exists, the install compiles it with the types in ``records.pxd``. Both
-forms return the same for every input, and a test compares them. The bytes come from strangers: every read checks its
-position against the end first, in this source.
+This module runs as plain Python. Where a C compiler exists, the install compiles it with the types in ``records.pxd``.
+Both forms return the same for every input, and a test compares them. The bytes come from untrusted clients: this source
+itself compares the position with the end before every read.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ AFTER_TIMESTAMP = 3
 OFFSET_DELTA = 4
 KEY = 5
 KEY_SIZE = 6
-"""Bytes; -1 for null. So is VALUE_SIZE."""
+"""Size in bytes; -1 for null. VALUE_SIZE has the same form."""
 VALUE = 7
 VALUE_SIZE = 8
 HEADER_COUNT = 9
@@ -53,7 +53,8 @@ _START, _BODY, _TIMESTAMP_DELTA, _AFTER_TIMESTAMP = START, BODY, TIMESTAMP_DELTA
 _OFFSET_DELTA, _KEY, _KEY_SIZE, _VALUE, _VALUE_SIZE = OFFSET_DELTA, KEY, KEY_SIZE, VALUE, VALUE_SIZE
 _HEADER_COUNT, _HEADERS, _END = HEADER_COUNT, HEADERS, END
 
-# Why `scan_records` refuses a record: the remainder of the refusal by `REASONS_MAX`; the quotient is the record.
+# Reasons why `scan_records` refuses a record. A refusal divided by `REASONS_MAX` is the record, the remainder the
+# reason.
 REASONS_MAX = 16
 BAD_LENGTH = 1
 BAD_TIMESTAMP = 2
@@ -68,8 +69,10 @@ BYTES_LEFT = 10
 TOO_MANY_HEADERS = 11
 
 HEADERS_MAX = 1_000_000
-"""Headers of all records of a batch, as many as the protocol allows elements in an array. An empty one takes two bytes,
-and a hundred as an object."""
+"""Limit for the headers of all records of a batch: as many as the protocol allows elements in an array.
+
+An empty header takes two bytes in a batch, and a hundred as an object.
+"""
 
 _HEADERS_MAX = HEADERS_MAX
 _INT_MAX_SIZE = 5
@@ -77,13 +80,16 @@ _INT_MAX_SIZE = 5
 _BODY_MAX = 2**31 - 1
 """Bytes of the longest record, without its length."""
 _NUMBERS_MAX = 5 + 1 + 10 + 5 + 5 + 5 + 1
-"""Bytes of a record beside its key, value and headers: length, attributes, deltas, two lengths, header count."""
+"""Largest size of a record without its key, value and headers: length, attributes, deltas, two lengths, header
+count."""
 
 _TURN_MASK = (1 << 14) - 1
-"""After each such number of records a loop calls ``sleep(0)``, which lets other threads run. The loops hold the GIL
-otherwise, and a batch may have 20 million records."""
+"""Each time this many records are done, a loop calls ``sleep(0)``, which lets other threads run.
 
-# Kinds of MessagePack: the mark of a size of one byte.
+Otherwise the loops hold the GIL, and a batch may have 20 million records.
+"""
+
+# Kinds of MessagePack items: the mark that a size of one byte follows.
 _BIN = 0xC4
 _STR = 0xD9
 _ARRAY = 0xDB
@@ -95,9 +101,9 @@ def scan_records(
     """Check that the first ``size`` bytes of ``data`` are ``count`` records, and find their fields.
 
     ``table`` is an int64 array of shape (ROW_COUNT, count) that is overwritten, or None. Offset deltas must ascend,
-    from 0 at the least to ``last_offset_delta`` at the most. Return
+    from at least 0 to at most ``last_offset_delta``. Return
 
-        refusal                   0 when all is right, else of the first wrong record: index * REASONS_MAX + reason
+        refusal                   0 if all records are valid; else index * REASONS_MAX + reason, of the first bad record
         least_timestamp_delta     0 without records
         largest_timestamp_delta   0 without records
         null_key_count            records whose key is null
@@ -107,7 +113,7 @@ def scan_records(
     Raise IndexError when ``size`` is larger than the data or the table is too small.
     """
     if size > len(data) or count < 0:
-        raise IndexError("scan_records: more bytes than there are, or a negative count")
+        raise IndexError("scan_records: the size exceeds the data, or the count is negative")
     if table is not None and (table.shape[0] < ROW_COUNT or table.shape[1] < count):
         raise IndexError("scan_records: the table is too small")
     raw = data
@@ -211,7 +217,7 @@ def cut_field(data: bytes, table: Numbers, start_row: int, first: int, stop: int
     """
     size = len(data)
     if table is None or not 0 <= start_row < table.shape[0] - 1 or first < 0 or stop > table.shape[1]:
-        raise IndexError("cut_field: more records than there are")
+        raise IndexError("cut_field: the range exceeds the records of the table")
     raw = data
     items: list[bytes | None] = []
     for index in range(first, stop):
@@ -223,7 +229,7 @@ def cut_field(data: bytes, table: Numbers, start_row: int, first: int, stop: int
             items.append(None)
             continue
         if start < 0 or start > size or length > size - start:
-            raise IndexError("cut_field: a field beyond the end")
+            raise IndexError("cut_field: a field extends beyond the end of the data")
         items.append(raw[start : start + length])
     return items
 
@@ -235,7 +241,7 @@ def cut_headers(data: bytes, table: Numbers, first: int, stop: int) -> list[tupl
     """
     size = len(data)
     if table is None or table.shape[0] < ROW_COUNT or first < 0 or stop > table.shape[1]:
-        raise IndexError("cut_headers: more records than there are")
+        raise IndexError("cut_headers: the range exceeds the records of the table")
     raw = data
     at = [0]
     found: list[tuple[tuple[str, bytes | None], ...]] = []
@@ -248,19 +254,19 @@ def cut_headers(data: bytes, table: Numbers, first: int, stop: int) -> list[tupl
             continue
         at[0] = table[_HEADERS, index]
         if at[0] < 0:
-            raise IndexError("cut_headers: headers before the beginning")
+            raise IndexError("cut_headers: headers have a negative position")
         pairs: list[tuple[str, bytes | None]] = []
         for _ in range(count):
             length = _read_int(raw, at, size)
             start = at[0]
             if start < 0 or length < 0 or length > size - start:
-                raise IndexError("cut_headers: a name beyond the end")
+                raise IndexError("cut_headers: a name extends beyond the end of the data")
             name = raw[start : start + length].decode("utf-8", "replace")
             at[0] = start + length
             length = _read_int(raw, at, size)
             start = at[0]
             if start < 0 or length > size - start:
-                raise IndexError("cut_headers: a value beyond the end")
+                raise IndexError("cut_headers: a value extends beyond the end of the data")
             if length < 0:
                 pairs.append((name, None))
             else:
@@ -275,9 +281,9 @@ def encode_columns(
 ) -> bytearray:
     """Return the records of three MessagePack columns in one piece, uncompressed.
 
-    ``keys`` and ``values`` are arrays of ``count`` (bin | nil), ``headers`` is one of ``count`` arrays of
-    [str, bin | nil]. Empty ``keys`` mean that every key is null, empty ``headers`` that no record has any. The deltas
-    are int64 arrays of at least ``count`` numbers. Names of headers are copied, whether they are UTF-8 or not.
+    ``keys`` and ``values`` are arrays of ``count`` items (bin | nil). ``headers`` is an array of ``count`` arrays of
+    [str, bin | nil]. If ``keys`` is empty, every key is null. If ``headers`` is empty, no record has headers. The
+    deltas are int64 arrays of at least ``count`` numbers. Names of headers are copied, whether they are UTF-8 or not.
 
     Raise ValueError for a malformed column or a record of more than 2 GiB, IndexError for too few deltas.
     """
@@ -310,7 +316,7 @@ def encode_columns(
         value_size = _read_item(raw_values, value_at, values_end, _BIN)
         tail_size = _size_of_headers(raw_headers, header_at[0], headers_end) if headers_end else 1
         if key_size < -1 or value_size < -1 or tail_size < 1:
-            raise ValueError(f"record {index}: its key, its value or its headers are not what a column holds")
+            raise ValueError(f"record {index}: its key, value or headers are malformed or of a wrong type")
         timestamp = timestamp_deltas[index]
         offset = offset_deltas[index]
         body = 1 + _varint_size(timestamp) + _varint_size(offset) + _varint_size(key_size) + _varint_size(value_size)
@@ -320,7 +326,7 @@ def encode_columns(
         if value_size > 0:
             body += value_size
         if body > _BODY_MAX or body > capacity - position - _INT_MAX_SIZE:
-            raise ValueError(f"record {index}: more than 2 GiB, or more than its columns hold")
+            raise ValueError(f"record {index}: it exceeds 2 GiB or the size of its columns")
         position = _write_varint(raw, position, body)
         raw[position] = 0
         position = _write_varint(raw, position + 1, timestamp)
@@ -365,7 +371,10 @@ def _write_varint(raw: bytearray, position: int, number: int) -> int:
 
 
 def _write_item(raw: bytearray, position: int, source: bytes, at: list[int], size: int) -> int:
-    """Write ``size`` (-1: null) and as many bytes from ``at[0]`` on, and move ``at[0]`` after them. Must have room."""
+    """Write ``size`` (-1: null), then copy ``size`` bytes from ``at[0]`` on, and move ``at[0]`` after them.
+
+    Return the position after the written bytes. The caller has checked that ``raw`` has room.
+    """
     position = _write_varint(raw, position, size)
     start = at[0]
     for index in range(size):
@@ -377,7 +386,9 @@ def _write_item(raw: bytearray, position: int, source: bytes, at: list[int], siz
 
 
 def _size_of_headers(source: bytes, start: int, end: int) -> int:
-    """Return the bytes that the headers of the record at ``start`` take, their number included; -1 if malformed."""
+    """Return the encoded size of the headers whose column item is at ``start``, including their count; -1 if
+    malformed.
+    """
     at = [start]
     count = _read_size(source, at, end, _ARRAY)
     if count < 0:
@@ -423,9 +434,10 @@ def _read_item(raw: bytes, at: list[int], end: int, kind: int) -> int:
 
 
 def _read_size(raw: bytes, at: list[int], end: int, kind: int) -> int:
-    """Return what the MessagePack mark at ``at[0]`` says, and move ``at[0]`` after it.
+    """Decode the MessagePack mark at ``at[0]``, and move ``at[0]`` after it.
 
-    That is the bytes of a bin or str, or the items of an array, if it is of that kind; -1 for nil, -2 for all else.
+    Return the size in bytes of a bin or str, or the number of items of an array, if the mark is of ``kind``. Return -1
+    for nil, and -2 for any other mark.
     """
     position = at[0]
     if position < 0 or position >= end:
@@ -441,7 +453,7 @@ def _read_size(raw: bytes, at: list[int], end: int, kind: int) -> int:
     if kind == _STR and 0xA0 <= mark <= 0xBF:
         at[0] = position
         return mark - 0xA0
-    # Three marks of each kind stand side by side, with sizes of 1, 2 and 4 bytes. Arrays have no size of 1 byte.
+    # Each kind has three consecutive marks, for sizes of 1, 2 and 4 bytes. Arrays have no mark for a size of 1 byte.
     if mark < kind or mark > kind + 2 or (mark == kind and kind == _ARRAY):
         return -2
     width = 1 << (mark - kind)

@@ -22,7 +22,7 @@ class AnonymousFile:
     """A file of a fixed size that is written once and read through a map. Thread-safe; not usable in a forked child."""
 
     def __init__(self, fs: FileSystem, folder: str, size_bytes: int) -> None:
-        """Create the file. Raises OSError if the file system has no such files, or no room."""
+        """Create the file. Raises OSError if the file system has no room, or does not support anonymous files."""
         if not _O_TMPFILE:
             raise OSError("this system has no anonymous files (O_TMPFILE)")
         self._fs = fs

@@ -373,7 +373,10 @@ def _end_fork() -> None:
 
 
 def _forget_parent() -> None:
-    """Discard the parent's locks, descriptors and state. Runs first in the child."""
+    """Discard the parent's locks, descriptors and state.
+
+    This is the first function of the package that runs in the child.
+    """
     global _opening, _generation
     _opening = threading.RLock()
     _generation += 1

@@ -30,7 +30,7 @@ LOCAL_ERRORS: Final = frozenset((
     errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN, errno.EINTR, errno.EACCES, errno.EPERM,
     errno.EFBIG, errno.ENOLCK,
 ))  # fmt: skip
-"""Errors of a limit or a right of this process. They say nothing about the disk or about other processes."""
+"""Errors of a limit or a missing right of this process. The disk and other processes may still work."""
 _NO_DESCRIPTORS: Final = frozenset((errno.EMFILE, errno.ENFILE))
 # ioctl_iflags(2)
 _GET_FLAGS: Final = 0x80086601
@@ -166,7 +166,7 @@ class FileSystem:
         return True
 
     def is_folder(self, path: str) -> bool:
-        """Return whether a folder exists at ``path``. Raises OSError if the system cannot tell."""
+        """Return whether a folder exists at ``path``. Raises OSError if the system does not answer."""
         try:
             return stat.S_ISDIR(self.stat(path).st_mode)
         except (FileNotFoundError, NotADirectoryError):
@@ -187,7 +187,7 @@ class FileSystem:
     def remove_tree(self, path: str) -> None:
         """Remove a folder with its content. Links inside are removed, not followed; ``path`` itself must not be a link.
 
-        It goes by names: `shutil.rmtree` leaves folder descriptors open when it is interrupted.
+        This method uses names, not folder descriptors: `shutil.rmtree` leaves descriptors open when it is interrupted.
         """
         if os.path.islink(path):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
@@ -233,7 +233,8 @@ class FileSystem:
     def ranged(self, path: str) -> Ranges | None:
         """Return the segment file at ``path`` if it is only partly on the local disk, else None.
 
-        Raises FileNotFoundError if the file was deleted, and `ObjectStoreError` if no record says where its bytes are.
+        Raises FileNotFoundError if the file was deleted, and `ObjectStoreError` if its stub does not name the objects
+        with its bytes.
         """
         if self.reach_by is None or not self.exists(path.removesuffix(LOG_SUFFIX) + REMOTE_SUFFIX):
             return None
@@ -284,7 +285,9 @@ class FileSystem:
         )
 
     def kind_of_mount(self, path: str) -> str:
-        """Return the type of the file system that holds ``path`` (ext4, nfs4, ...); "" if the system does not tell."""
+        """Return the type of the file system that holds ``path`` (ext4, nfs4, ...); "" if the system does not report
+        it.
+        """
         try:
             mounts = _read_proc("/proc/self/mountinfo")
         except OSError as error:  # not Linux
@@ -327,7 +330,7 @@ def _open(path: str, flags: int, mode: int) -> int:
 
 
 def _relieved(error: OSError) -> bool:
-    """Return whether the error was a lack of descriptors and the `relief` callback has freed some."""
+    """Return whether the process had no free descriptor and a `relief` callback has freed some."""
     return error.errno in _NO_DESCRIPTORS and any([free() for free in relief])
 
 

@@ -126,7 +126,7 @@ def wake_sleeper(asleep: Any) -> None:
 
 
 class InterruptSafeCondition:
-    """A condition that some threads wait for until another thread signals it. Unlike `threading.Condition` it has no
+    """A condition on which threads wait until another thread signals a change. Unlike `threading.Condition` it has no
     lock.
     """
 

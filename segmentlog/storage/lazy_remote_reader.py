@@ -16,7 +16,7 @@ class SegmentReader(Protocol):
         """Open an evicted segment, as `FileSystem.ranged` does."""
 
     def add_url(self, url: str) -> None:
-        """Use this URL, with its secrets, for objects at the same place."""
+        """Use the secrets in this URL for evicted segments whose stub names the same URL without secrets."""
 
     def close(self) -> None:
         """Stop downloads and remove the cache. Idempotent."""
@@ -26,7 +26,7 @@ Reader = TypeVar("Reader", bound=SegmentReader)
 
 
 class LazyRemoteReader(Generic[Reader]):
-    """Reads evicted segments of one store through a reader that is created at the first use. Thread-safe.
+    """Reads evicted segments of one store. Creates the actual reader when the first segment is read. Thread-safe.
 
     So a store without evicted segments does not import the modules for object stores.
     """
@@ -45,7 +45,7 @@ class LazyRemoteReader(Generic[Reader]):
         self._before, self._fs.reach_by = self._fs.reach_by, self
 
     def add_url(self, url: object) -> None:
-        """Use this URL, with its secrets, for objects at the same place."""
+        """Use the secrets in this URL for evicted segments whose stub names the same URL without secrets."""
         if isinstance(url, str):
             self._urls.append(url)
             if self.reader is not None:

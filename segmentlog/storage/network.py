@@ -1,9 +1,9 @@
 """Log a warning if a store is on a network file system, where several machines may write it.
 
 Locks and memory maps work only within one machine. A write on one machine does not show in the map of another, and an
-`flock` may or may not reach it. Two machines that append to one partition overwrite each other's records. So a process
-that opens such a store for writing leaves the name of its machine in a file, and a process that finds another machine's
-name logs a warning. There are no further guarantees.
+`flock` may or may not hold on other machines. Two machines that append to one partition overwrite each other's records.
+So a process that opens such a store for writing leaves the name of its machine in a file, and a process that finds
+another machine's name logs a warning. There are no further guarantees.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class NetworkMark:
         if kind not in NETWORK_MOUNTS:
             return None
         logger.warning(
-            "%s is on a network file system (%s): locks, memory maps and fsync may not work there as on a local disk;"
+            "%s is on a network file system (%s): locks, memory maps and fsync may not work as on a local disk;"
             " use the store from one machine only",
             path,
             kind,

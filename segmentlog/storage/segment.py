@@ -19,11 +19,12 @@ from segmentlog.storage.segment_stub import is_evicted_or_replaced
 _ALLOCATE_MIN: Final = 64 << 10
 _ALLOCATE_MAX: Final = 8 << 20
 _WINDOW: Final = 128 << 10
-"""Size of a window: once for each window this module decides whether to write zeros, and it writes at most this many.
+"""Size of a window in bytes. Once for each window this module decides whether to write zeros, and never writes them
+further ahead.
 """
 _WINDOW_SYNCS: Final = 4
 """Write zeros if the last window had at least this many fsyncs. Without zeros, these fsyncs cost more than writing the
-window twice. With batches of 56 kB zeros were no gain here.
+window twice. With batches of 56 kB, zeros were no gain on the test machine.
 """
 _ZEROS: Final = bytes(_WINDOW)
 
@@ -54,10 +55,9 @@ def truncate_segment(fs: FileSystem, folder: str, base_offset: int, position: in
 
 
 def truncate_durably(fs: FileSystem, folder: str, base_offset: int, position: int) -> None:
-    """Remove bytes from ``position`` on that were written but never published, durably.
-
-    The next append reuses their offsets: after a power cut the disk must not show the old bytes for the new records.
-    Raises `DiskFailed` if the fsync fails: earlier appends may then be lost, too.
+    """Durably remove bytes from ``position`` on that were written but never published. The next append reuses their
+    offsets: after a power cut the disk must not show the old bytes for the new records. Raises `DiskFailed` if the
+    fsync fails: earlier appends may then be lost, too.
     """
     path = segment_stem(folder, base_offset) + LOG_SUFFIX
     with opened(fs, path, os.O_RDWR | os.O_CLOEXEC) as fd:
@@ -95,7 +95,7 @@ class SealedSegment:
         sync_data(self._fs, self.fd, self.path)
 
     def close(self) -> None:
-        """Close the descriptor and ignore errors. Call `sync` first to learn of write errors. Idempotent."""
+        """Close the descriptor and ignore errors. Call `sync` first: it raises write errors. Idempotent."""
         fd, self.fd = self.fd, -1  # before: its number may be another file's right after
         if fd >= 0:
             with failures_ignored():
@@ -106,10 +106,10 @@ class ActiveSegment:
     """The segment that takes appends. Only the holder of the append lock may use it.
 
     It does not know where the log ends: the shared state has the positions. The file is preallocated in steps that
-    double from 64 KiB to 8 MiB, and is zero there. (`fdatasync` of a preallocated file took half the time here.) If it
-    is synced often, zeros are also written ahead. The first write to a block that is only reserved changes the file's
-    metadata, which `fdatasync` must write, too: 100 us instead of 45 for 6 kB on ext4 here. PostgreSQL fills its log
-    with zeros for the same reason (`wal_init_zero`).
+    double from 64 KiB to 8 MiB, and is zero there. (`fdatasync` of a preallocated file took half the time on the test
+    machine.) If it is synced often, zeros are also written ahead. The first write to a block that is only reserved
+    changes the file's metadata, which `fdatasync` must write, too: for 6 kB on ext4 it took 100 us instead of 45.
+    PostgreSQL fills its log with zeros for the same reason (`wal_init_zero`).
     """
 
     __slots__ = (
@@ -165,7 +165,7 @@ class ActiveSegment:
             write_all(self._fs, self.fd, buffers, position)  # for many buffers, or again after a short write
         except OSError as error:
             self.is_cut = False
-            self._take_back(position)
+            self._remove_failed_write(position)
             if error.errno in NO_ROOM:
                 raise DiskFull(self.path, size_bytes) from error
             if error.errno not in LOCAL_ERRORS:
@@ -182,10 +182,11 @@ class ActiveSegment:
         fd, self.fd = self.fd, -1
         return SealedSegment(self._fs, self.path, self.base_offset, epoch, fd)
 
-    def _take_back(self, position: int) -> None:
-        """Truncate like `truncate_durably`.
+    def _remove_failed_write(self, position: int) -> None:
+        """Remove the bytes from ``position`` on, durably, like `truncate_durably`.
 
-        If this process cannot truncate, the next append must. Raises `DiskFailed`.
+        If a limit of this process or a full disk prevents that, leave `is_cut` false: the next append must then remove
+        the bytes. Raises `DiskFailed`.
         """
         try:
             _truncate_and_sync(self._fs, self.fd, position, self.path)
@@ -274,7 +275,8 @@ class MappedSegment:
         self.inode, self.ranges, self.view = ranges.inode, ranges, view
 
     def download(self) -> None:
-        """Download the whole file if a part of it is not local. From now on also download what the file grows by.
+        """Download the whole file if a part of it is not local. From now on also download the bytes by which the file
+        grows.
 
         Raises `ObjectStoreError`.
         """
@@ -294,5 +296,5 @@ class MappedSegment:
 
     @property
     def is_retired(self) -> bool:
-        """Whether the block cache has replaced this file with another. No other property of this object shows that."""
+        """Whether the block cache has replaced this file with another file."""
         return self.ranges is not None and self.ranges.is_retired

@@ -37,8 +37,8 @@ _FLUSH_EVERY = 256  # entries; a kill costs the next open a scan of one megabyte
 class SegmentIndex:
     """Sparse offset and time index of one segment. Thread-safe, except `observe`.
 
-    ``scanned_position`` is the position in the segment that the entries reach. A lookup after it returns the last entry
-    before it, and the caller walks the batches from there.
+    The entries cover the segment up to ``scanned_position``. A lookup for a later batch returns the last entry before
+    ``scanned_position``, and the caller walks the batches from that entry on.
     """
 
     def __init__(
@@ -52,15 +52,15 @@ class SegmentIndex:
         folder_locked: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
     ) -> None:
         self.writable = writable
-        self._staying = folder_locked
+        self._folder_locked = folder_locked
         """Context for writing files by name. Raises `UnknownTopic` if the folder belongs to another log now."""
         self.log_inode: int | None = None
-        """Inode of the segment file that the entries describe; None: the file that has the segment's name now."""
+        """Inode of the segment file that the entries describe. None means the file that has the segment's name now."""
         self._fs = fs
         self._stem = stem
         self.base_offset = base_offset
         self._interval = interval_bytes
-        self._spoiled = False
+        self._has_invalid_entries = False
         self._reset()
         self._lock = fork_safety.lock(self, "_lock", "_reset")
 
@@ -99,7 +99,7 @@ class SegmentIndex:
             # Make no call between the assignments, as in `_set_entries`.
             self._offsets, self._times, self._relative, self._positions = offsets, times, relative, positions
             self.count = self._flushed = kept
-            self._spoiled = not whole
+            self._has_invalid_entries = not whole
             if kept:
                 self.scanned_position = self._last_indexed_position = positions[-1]
                 self.max_timestamp = max_timestamp
@@ -131,18 +131,18 @@ class SegmentIndex:
         count = self.count
         if count == self._flushed or not self.writable:
             return
-        with failures_ignored(UnknownTopic), self._staying():
+        with failures_ignored(UnknownTopic), self._folder_locked():
             # raises if the segment was deleted: then do not create index files
             found = self._fs.stat(self._stem + LOG_SUFFIX)
             if self.log_inode not in (None, found.st_ino):
                 return  # the segment was compacted meanwhile: these entries describe the old file
-            if self._spoiled:
+            if self._has_invalid_entries:
                 # Create new files instead of truncating: a process that has a file mapped would be killed by touching
                 # missing pages.
                 for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX):
                     with contextlib.suppress(FileNotFoundError):
                         self._fs.unlink(self._stem + suffix)
-                self._spoiled, self._flushed = False, 0
+                self._has_invalid_entries, self._flushed = False, 0
             fresh = slice(self._flushed, count)
             encoded = encode_entries(
                 self._offsets["relative_offset"][fresh],

@@ -3,7 +3,7 @@ objects that contain its bytes.
 
     B.remote        the stub, durable, beside the whole log: not valid yet
     B.log           a durable hole of the same size and time, renamed over the log: from here on the stub is valid
-    (no B.remote)   deleted after the recalled log, or a newer one, was renamed over the hole
+    (no B.remote)   deleted after the recalled log, or a newer log, was renamed over the hole
 
 A crash between two of these steps leaves the state before or after a step. Files are replaced and never truncated in
 place, so a reader that has mapped the log keeps its bytes. The stub's format is in `format.stub`; readers use
@@ -35,7 +35,7 @@ def stub_path(path: str) -> str:
 
 
 def read_stub(fs: FileSystem, path: str) -> tuple[Stub, int] | None:
-    """Return (stub, inode of the hole) of an evicted segment; None if its bytes are local.
+    """Return (stub, inode of the hole) of an evicted segment; None for a local segment.
 
     Raise FileNotFoundError if there is no log at ``path``, `CorruptBatch` for a hole whose stub is damaged, OSError.
     """
@@ -92,8 +92,8 @@ def remove_stub(fs: FileSystem, path: str) -> None:
 
 @contextlib.contextmanager
 def prepared_hole(fs: FileSystem, path: str, size_bytes: int, modified_ns: int) -> Iterator[str]:
-    """Create a durable hole and yield its path. The caller renames it over the log at ``path``; otherwise it is
-    removed.
+    """Create a synced file of zeros (a hole) and yield its path. If the caller does not rename the file over the log at
+    ``path``, it is removed.
     """
     with opened_temporary(fs, path) as (name, fd):
         fs.ftruncate(fd, 0)
@@ -139,7 +139,10 @@ def prepared_log(fs: FileSystem, path: str, stub: Stub, ranges: Ranges, modified
 
 
 def _drop(fs: FileSystem, name: str, fd: int) -> None:
-    """Remove a prepared file unless it was renamed: then another process may have created a file of that name."""
+    """Remove a prepared file, unless it was renamed.
+
+    After the rename, another process may have created a file of the old name.
+    """
     with failures_ignored():
         if os.path.samestat(fs.stat(name), fs.fstat(fd)):
             fs.unlink(name)

@@ -86,11 +86,11 @@ class LogState(msgspec.Struct, frozen=True, gc=False):
     generation: int
     """The number of deletions and replacements of segment files. A roll shows in `active_base_offset` instead."""
     appended_bytes: int
-    """The total size of all batches. The difference to `SyncState.synced_bytes` is not synced yet."""
+    """The total size of all batches. The bytes by which this exceeds `SyncState.synced_bytes` are not synced yet."""
     first_append_ms: int
     """Wall clock of the first append to the active segment; 0 while the segment is empty."""
     offset_ceiling: int
-    """The checkpoint guarantees that no offset from here on is assigned before a higher ceiling is durable."""
+    """By the checkpoint, no offset at or above this number is assigned before a higher ceiling is durable."""
 
 
 class SyncState(msgspec.Struct, frozen=True, gc=False):

@@ -20,7 +20,7 @@ _PART_BYTES = 1 << 20
 
 
 class UntrustedPath(SegmentlogError):
-    """A path that an untrusted folder must not contain or name. It was neither read nor written."""
+    """An untrusted folder contains or names a path that it must not. The path was neither read nor written."""
 
     def __init__(self, path: str, why: str) -> None:
         super().__init__(path, why)
@@ -37,7 +37,7 @@ def open_plain(fs: FileSystem, path: str) -> int:
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise UntrustedPath(
-                path, "it is a symbolic link, and was not followed; replace it by the file itself"
+                path, "it is a symbolic link, and was not followed; replace the link by the file that it names"
             ) from None
         if error.errno == errno.ENXIO:  # a socket, or a device that does not exist
             raise UntrustedPath(path, "it is not a regular file, and was not read") from None
@@ -87,7 +87,9 @@ def path_below(folder: str, name: str) -> str:
     Raises `UntrustedPath` if the name leads out of the folder, or a parent exists and is not a folder.
     """
     if why := check_relative_path(name):
-        raise UntrustedPath(folder, f"it names a file {name!r}: {why}; the file was not touched")
+        raise UntrustedPath(
+            folder, f"a file in it refers to the path {name!r}: {why}; nothing at that path was read or written"
+        )
     *parents, _ = name.split("/")
     path = folder
     for parent in parents:

@@ -4,7 +4,7 @@ catch_up      open the active segment that the log has now; other processes may 
 write         write batches after the end; nothing is published yet
 roll          seal the segment and begin the next
 finish_rolls  after publishing: complete the indexes of sealed segments, keep their files open until synced
-take_back     instead of publishing: remove everything after the old end, durably
+undo          instead of publishing: remove everything after the old end, durably
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ class ActiveSegmentWriter:
         self._index: SegmentIndex | None = None
         self._mapped: MappedSegment | None = None
         self.seen: LogState | None = None
-        """The log state that file and index are open for; None if the next append must check."""
+        """The log state for which file and index are open; None if the next append must check."""
         self.sealed: list[_Sealed] = []
         """Segments that the running append sealed."""
 
     def catch_up(self, log: LogState) -> None:
         """Open the active segment and its index at the end of the log, which other processes may have moved."""
         handle = self._handle
-        while self.sealed:  # an interrupted append sealed them: it may be published, but is not synced
+        while self.sealed:  # an interrupted append sealed them: they may be published, but are not synced
             left = self.sealed.pop()
             if left.segment.fd >= 0:
                 handle.add_sealed(left.segment)
@@ -143,25 +143,25 @@ class ActiveSegmentWriter:
     ) -> LogState:
         """Write batches like `write`, rolling where needed.
 
-        Nothing is published in between, so readers see all or nothing.
+        No batch is published before all are written, so readers see all batches or none.
 
         The caller must hold `Handle.folder_locked`, as for `roll` and `close_cleanly`.
         """
         before = log
-        made: list[int] = []
+        new_bases: list[int] = []
         try:
             for base, run in self._runs(log, batches, now_ms):
                 if base != log.active_base_offset:
-                    made.append(base)
+                    new_bases.append(base)
                     log = self._seal_and_begin(log)
                 log = self.write(log, run, now_ms, observed)
         except BaseException as error:
-            self._undo(before, made, error)
+            self._undo(before, new_bases, error)
             raise
         return log
 
     def roll(self, log: LogState) -> LogState:
-        """Seal the active segment and begin the next. Return the state after that, not yet published."""
+        """Seal the active segment and begin the next. Return the log state after the roll, not yet published."""
         try:
             return self._seal_and_begin(log)
         except BaseException as error:
@@ -226,7 +226,7 @@ class ActiveSegmentWriter:
             count_syncs=lambda: handle.page.sync.read().sync_count,
         )
 
-    # ------------------------------------------------------------ published, or not
+    # ------------------------------------------------------------ after publishing, or after a failed write
 
     def finish_rolls(self) -> list[int]:
         """Complete the indexes of the segments sealed by published rolls.
@@ -248,30 +248,30 @@ class ActiveSegmentWriter:
         else:
             self.close_file()
 
-    def _undo(self, before: LogState, made: Sequence[int], error: BaseException) -> None:
-        """Durably remove the bytes that were written but not published before ``error``: their offsets will be reused.
+    def _undo(self, before: LogState, new_bases: Sequence[int], cause: BaseException) -> None:
+        """Durably remove the bytes that were written but not published before ``cause``: their offsets will be reused.
 
         If the removal fails, the state page keeps its append mark, and the next append removes the bytes. Raises
-        `DiskFailed` if an fsync fails, unless ``error`` already is a `DiskFailed`.
+        `DiskFailed` if an fsync fails, unless ``cause`` already is a `DiskFailed`.
         """
         try:
-            self._take_back(before, made)
+            self._remove_unpublished(before, new_bases)
         except DiskFailed:
-            if not isinstance(error, DiskFailed):
+            if not isinstance(cause, DiskFailed):
                 raise
         except OSError as error:
             if is_interrupt(error):
                 raise
 
-    def _take_back(self, before: LogState, made: Sequence[int]) -> None:
+    def _remove_unpublished(self, before: LogState, new_bases: Sequence[int]) -> None:
         handle = self._handle
         self._close_sealed()
         self._close_segment(flush=False)
-        for base in made:
+        for base in new_bases:
             for suffix in SEGMENT_SUFFIXES:
                 with contextlib.suppress(FileNotFoundError):
                     handle.fs.unlink(segment_stem(handle.folder, base) + suffix)
-        if made:
+        if new_bases:
             handle.fs.sync_folder(handle.folder)
         truncate_durably(handle.fs, handle.folder, before.active_base_offset, before.end_position)
         handle.ledger.end_append()
@@ -292,7 +292,9 @@ class ActiveSegmentWriter:
         truncate_segment(self._handle.fs, self._handle.folder, log.active_base_offset, log.end_position)
 
     def reset_after_fork(self) -> None:
-        """Discard index and sealed segments in a forked child: a thread of the parent may have been changing them."""
+        """Discard the index and the sealed segments in a forked child: a thread of the parent may have been changing
+        them.
+        """
         self._index, self._key = None, (-1, -1)
         self._close_sealed()
 

@@ -44,7 +44,8 @@ class AppendPipeline:
     ) -> int:
         """Append checked columns. Records without a timestamp get ``create_ms``, or the current time.
 
-        Does not check timestamps: the caller has accepted the records, and they may have waited since.
+        Does not check timestamps: the caller checked them when it accepted the records, which may have waited since
+        then.
         """
         handle = self._handle
         if not columns.values:
@@ -95,7 +96,7 @@ class AppendPipeline:
                 following = following.after(batch.last_offset_delta + 1)
         return self._appender.place(batches, self._handle.clock.now_ms(), stamp, wakes=wakes)
 
-    # ------------------------------------------------------------ when it is synced
+    # ------------------------------------------------------------ when an append is synced
 
     def _sync_as_asked(self, ack: Ack | None, base_offset: int, next_offset: int, stamp: ProducerStamp | None) -> None:
         """Sync as the caller of an append of these offsets asks, or as the policy requires."""
@@ -137,11 +138,10 @@ class AppendPipeline:
     # ------------------------------------------------------------ a clean close
 
     def close_cleanly(self) -> None:
-        """Sync, and leave the log so that the next open has nothing to do.
+        """Sync, and leave the log so that the next open has nothing to recover.
 
-        If others append, the last to close does this.
-
-        Only a process that has appended must call this.
+        Call this only in a process that has appended. If several processes have appended, the last one to close leaves
+        the log so.
         """
         handle = self._handle
         self._syncer.sync()

@@ -40,7 +40,7 @@ _EPOCH_MAX = 2**32 - 2
 
 
 class ProducerAppend(Protocol):
-    """The batches that one producer appends in a group with others, and the result."""
+    """The batches of one producer in a group of appends, and the result for this producer."""
 
     @property
     def stamp(self) -> ProducerStamp:
@@ -48,7 +48,10 @@ class ProducerAppend(Protocol):
 
     @property
     def batches(self) -> Sequence[EncodedBatch]:
-        """The batches, encoded with the numbers of `stamp`. Each batch continues the sequence of the one before."""
+        """The batches, encoded with the numbers of `stamp`.
+
+        Each batch continues the sequence of the batch before it.
+        """
 
     count: int
     """The number of records."""
@@ -64,15 +67,15 @@ class Appender:
 
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
-        self._end = ActiveSegmentWriter(handle)
-        self._begun: list[int] = []
-        """Base offsets of segments that the last append began, where a producer snapshot must be written."""
+        self._writer = ActiveSegmentWriter(handle)
+        self._new_bases: list[int] = []
+        """Base offsets of the segments that the last append created: each still needs a producer snapshot."""
         self._states = ProducerStates(handle)
-        self._wakes = True
+        self._wakes_followers = True
         """Whether the running append wakes followers. Protected by the append lock."""
         self.appended = False
         """Whether this process has appended since it opened the partition. If so, it must close cleanly."""
-        handle.closers.append(self._end.close_file)
+        handle.closers.append(self._writer.close_file)
         handle.after_fork.append(self._reset_after_fork)
 
     def place(
@@ -86,12 +89,12 @@ class Appender:
     ) -> tuple[int, int]:
         """Append the batches, all or none. Return (offset of the first record, offset after the last).
 
-        The offsets are consecutive, across batches and segments. ``stamp`` must be the stamp that the batches were
-        encoded with. Batches that the producer appended before are not appended again; their earlier offsets are
-        returned.
+        Offsets are consecutive, also from batch to batch and from segment to segment. ``stamp`` must be the stamp that
+        the batches were encoded with. Batches that the producer appended before are not appended again; their earlier
+        offsets are returned.
 
-        The batches of ``numbered`` follow ``batches``, each under the numbers of its own producer. A producer that may
-        not append gets its error in its item, and the rest is appended.
+        The batches of ``numbered`` follow ``batches``; each item has the numbers of its own producer. A producer that
+        may not append gets its error in its item, and the rest is appended.
 
         Unless ``wakes``, the caller must wake followers with `Handle.wake_followers`, and this call does not wait until
         the object store grants more offsets.
@@ -106,7 +109,7 @@ class Appender:
             if handle.lock_fd < 0:
                 handle.ensure_open()
             handle.used = True
-            self._wakes = wakes
+            self._wakes_followers = wakes
             flock, fd = handle.fs.flock, handle.lock_fd
             try:
                 flock(fd, EXCLUSIVE)  # inside the try: an interrupt may come before it returns
@@ -125,7 +128,7 @@ class Appender:
             except OffsetGrantExhausted as error:
                 exhausted = error
             finally:
-                self._wakes = True
+                self._wakes_followers = True
                 flock(fd, UNLOCK)
         if not wait_granted(handle, exhausted.ceiling, at_once=not wakes):
             raise exhausted
@@ -161,13 +164,16 @@ class Appender:
             return offset
 
     def require_transaction(self, producer_id: int) -> None:
-        """Raise `InvalidWireBatch` unless the producer has a transaction open here. Call under the append lock."""
+        """Raise `InvalidWireBatch` unless the producer has a transaction open in this log.
+
+        Call under the append lock.
+        """
         if self._states.open_transaction(producer_id) < 0:
             why = f"producer {producer_id} has no open transaction in this partition; nothing was appended"
             raise InvalidWireBatch("transaction", why)
 
     def require_no_transaction(self, producer_id: int) -> None:
-        """Raise `InvalidWireBatch` if the producer has a transaction open here, as Kafka does.
+        """Raise `InvalidWireBatch`, as Kafka does, if the producer has a transaction open in this log.
 
         Call under the append lock.
 
@@ -181,7 +187,7 @@ class Appender:
             raise InvalidWireBatch("transaction", why)
 
     def require_known(self, producer_id: int, epoch: int) -> None:
-        """Raise `InvalidWireBatch` unless the producer has appended here, under this epoch or the one before.
+        """Raise `InvalidWireBatch` unless the producer has appended to this log under ``epoch`` or the epoch before it.
 
         Also raises what `require_no_transaction` does. Call under the append lock.
         """
@@ -213,9 +219,9 @@ class Appender:
             with handle.folder_locked():
                 finish_interrupted_append(handle)
         log = page.log.read()
-        if self._end.seen is not log:
-            self._begun = []  # left by an interrupted append
-            self._end.catch_up(log)
+        if self._writer.seen is not log:
+            self._new_bases = []  # left by an interrupted append
+            self._writer.catch_up(log)
         return log
 
     def _place_tracked(
@@ -243,7 +249,7 @@ class Appender:
 
         def record(after: LogState) -> None:
             first = log.log_end_offset
-            if len(batches) == 1 and not self._begun:
+            if len(batches) == 1 and not self._new_bases:
                 states.record_append(stamp, first, count, now_ms)
                 states.mark_seen(after)
                 return
@@ -337,7 +343,7 @@ class Appender:
 
         Write a producer snapshot at the start of each new segment.
         """
-        begun, self._begun = self._begun, []
+        begun, self._new_bases = self._new_bases, []
         has_rolled = bool(begun)
         offset = log.log_end_offset
         for batch in batches:
@@ -363,9 +369,9 @@ class Appender:
     ) -> tuple[int, int]:
         """Write and publish batches. Return (offset of the first record, offset after the last).
 
-        ``stable_offset`` is the new last stable offset; -1 for the new log end. By default the last stable offset
-        follows the log end unless a transaction is open. ``record`` is called with the new log state;
-        `Handle.folder_locked` is held during that call if the append began a segment.
+        ``stable_offset`` is the new last stable offset; -1 for the new log end. By default it is the new log end, or
+        stays the same while a transaction is open. ``record`` is called with the new log state; `Handle.folder_locked`
+        is held during that call if the append began a segment.
         """
         handle = self._handle
         size_bytes = record_count = 0
@@ -407,32 +413,32 @@ class Appender:
         """Write batches and publish the new log state. ``is_one_run``: all batches fit into the active segment."""
         handle = self._handle
         ledger = handle.ledger
-        end = self._end
-        end.seen = None  # if this ends early, the next append checks what is open
+        writer = self._writer
+        writer.seen = None  # if this ends early, the next append checks what is open
         ledger.start_append()
         observed: list[Observed] = []
         try:
             if is_one_run:
-                after = end.write(log, batches, now_ms, observed)
+                after = writer.write(log, batches, now_ms, observed)
             else:
-                after = end.write_and_roll(log, batches, now_ms, observed)
+                after = writer.write_and_roll(log, batches, now_ms, observed)
         except DiskFailed as error:
             handle.fail(f"a write failed ({error})")
         except OSError:
             if is_one_run:
-                end.handle_failed_write()
+                writer.handle_failed_write()
             raise
         if stable_offset is not None:
             after = replace(after, last_stable_offset=next_offset if stable_offset < 0 else stable_offset)
         ledger.publish(after)
-        if handle.page.words[WAITING_WORD] and self._wakes:
+        if handle.page.words[WAITING_WORD] and self._wakes_followers:
             handle.wake_followers()
         # After publishing: an index must never contain batches that were not published.
         for index, position, first, following, max_timestamp, size_bytes in observed:
             index.observe(position, first, following, max_timestamp, size_bytes)
-        if end.sealed:
+        if writer.sealed:
             self._finish_rolls()
-        end.seen = after
+        writer.seen = after
         self.appended = True
         return after
 
@@ -445,22 +451,22 @@ class Appender:
             log = handle.page.log.read()
             if not log.end_position:
                 return False
-            end = self._end
-            if end.seen is not log:
-                self._begun = []
-                end.catch_up(log)
+            writer = self._writer
+            if writer.seen is not log:
+                self._new_bases = []
+                writer.catch_up(log)
             tracked = bool(handle.page.words[PRODUCERS_WORD])
             if tracked:
                 self._states.catch_up(log)
-            end.seen = None
+            writer.seen = None
             handle.ledger.start_append()
             try:
-                after = end.roll(log)
+                after = writer.roll(log)
             except DiskFailed as error:
                 handle.fail(f"an fsync failed ({error})")
             handle.ledger.publish(after)
             self._finish_rolls()
-            end.seen = after
+            writer.seen = after
             self.appended = True
             if tracked:
                 self._record_placed(log, [], None, handle.clock.now_ms())
@@ -492,18 +498,18 @@ class Appender:
 
     def _finish_rolls(self) -> None:
         """Complete the sealed segments after publishing an append that rolled."""
-        self._begun = self._end.finish_rolls()
+        self._new_bases = self._writer.finish_rolls()
         self._handle.notify_rolled()
 
     def _reset_after_fork(self) -> None:
         """Discard state in a forked child: a thread of the parent may have been changing it during the fork."""
-        self._end.reset_after_fork()
-        self._begun = []
+        self._writer.reset_after_fork()
+        self._new_bases = []
         self._states = ProducerStates(self._handle)
         self.appended = False  # the parent closes what the parent appended
 
     def close_cleanly(self, log: LogState) -> None:
         """Cut off preallocated space and write the producer states, at a clean close. Call under the append lock."""
-        self._end.close_cleanly(log)
+        self._writer.close_cleanly(log)
         if self._handle.page.words[PRODUCERS_WORD]:
             self._states.write_end_snapshot(log, self._handle.clock.now_ms())

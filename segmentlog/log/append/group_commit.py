@@ -2,27 +2,27 @@
 
 A thread adds its records to a queue. If no thread leads, it becomes the leader. The leader takes the queue, merges
 small appends into one batch, writes, syncs and wakes the threads whose records it wrote. Then the first thread that
-queued meanwhile leads. Threads that merely queued for the sync lock reached 1.2 times one thread's rate here; this
-reaches 2 to 5 times. Batches with a producer's numbers are not merged, because each has its own numbers, but they are
-written together. A producer that may not append gets its error, and the others continue.
+queued meanwhile leads. On the test machine this reaches 2 to 5 times the rate of one thread. Threads that only queue
+for the sync lock reached 1.2 times. Batches with a producer's numbers are not merged, because each has its own numbers,
+but they are written together. A producer that may not append gets its error, and the others continue.
 
 An interrupt may come anywhere, also in the leader, and must not leave a thread waiting (see `storage.interrupt_safe`):
 
 - A thread leads while it holds the lock ``_leading`` by ``with``, and only then. The lock is never handed over.
 - An append stays in the queue until it is done, and only the leader removes it. An append that was taken points to its
   `_CommitGroup`. Each change of a group's fate is one store into the group.
-- Only the main thread runs signal handlers. While it is in `append`, or was interrupted there, a wake-up is only a
-  hint. Sleeping threads then check every `POLL_INTERVAL_S`, and lead if no thread does. A leader that finds a group
-  that is not finished concludes that the group's leader was interrupted.
+- Only the main thread runs signal handlers. While it is in `append`, or was interrupted in it, a wake-up may be lost.
+  Sleeping threads then check every `POLL_INTERVAL_S`, and lead if no thread does. A leader that finds an unfinished
+  group concludes that the group's leader was interrupted.
 - While the main thread is not in `append`, the others sleep without a time-out. (A wait with a time-out takes 2 us
   more, a twentieth of an append among 32 threads.) The main thread sets `_main_is_here` before it checks whether other
-  threads are there. So every thread that sleeps without a time-out queued before the main thread. The main thread is
-  the last to be woken and to lead, so another thread is about to lead. If the main thread does lead, it first wakes
-  the others.
+  threads are in the queue. So every thread that sleeps without a time-out queued before the main thread. The main
+  thread is the last to be woken and to lead, so another thread is about to lead. If the main thread does lead, it first
+  wakes the others.
 - An interrupted thread leaves at once and sets ``has_left``: leaders skip its append.
 - A main thread that was interrupted does not lead on its next try while another thread waits. It wakes that thread and
-  waits, too. With a signal every millisecond the main thread never finishes the repair that its own interrupted write
-  made necessary. It used to take the lead again at once, every time, and no thread could append.
+  waits, too. Without this rule, a main thread with a signal every millisecond blocked all appends: each time it led
+  again at once, and never finished the repair that its interrupted write had made necessary.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _GATHER_TRIES = 3
 
 
 class _CommitGroup:
-    """Appends that are written together, and their progress. Only the leader changes it."""
+    """Appends that are written together, and their progress. Only the leader changes a group."""
 
     __slots__ = ("base_offset", "error", "is_kept", "is_placing", "is_synced", "is_void", "next_offset")
 
@@ -144,7 +144,7 @@ class _QueuedAppend:
 
     @property
     def is_free(self) -> bool:
-        """Whether the append still waits for a leader to add it to a group."""
+        """Whether the append waits for a leader to add it to a group."""
         return not self.has_left and self.error is None and (self.group is None or self.group.is_void)
 
     @property
@@ -154,7 +154,10 @@ class _QueuedAppend:
 
 
 class GroupCommit:
-    """Appends and syncs for all waiting threads. Thread-safe; processes share fsyncs through `Syncer`."""
+    """Appends and syncs for all waiting threads of this process.
+
+    Thread-safe. Processes share fsyncs through `Syncer`.
+    """
 
     def __init__(self, handle: Handle, appender: Appender, syncer: Syncer) -> None:
         self._handle = handle
@@ -165,14 +168,17 @@ class GroupCommit:
         self._main_is_here = False
         """Whether the main thread is in `append`, or was interrupted there. Only the main thread sets it."""
         self._heir: _QueuedAppend | None = None
-        """The thread that was woken to lead next. Only a hint: it may be interrupted before it leads."""
+        """The append whose thread was woken to lead next.
+
+        Only a hint: the thread may be interrupted before it leads.
+        """
         self._last_group = 1
         # Not the buffer of the leading thread: that may hold its own batch, which is in the group.
         self._scratch = bytearray()
         handle.after_fork.append(self._reset)
 
     def _reset(self) -> None:
-        """Discard the queue in a forked child: the waiting threads and the leader do not exist there."""
+        """Discard the queue in a forked child: the child has neither the waiting threads nor the leader."""
         self._queue = deque()
         self._main_is_here = False
         self._heir = None
@@ -184,7 +190,7 @@ class GroupCommit:
     ) -> int:
         """Append the columns. Return the offset of the first record once all records are on disk.
 
-        A ``stamp`` has the meaning of `Appender.place`; it must not be transactional.
+        ``stamp`` means the same as in `Appender.place`, and must not be transactional.
         """
         if not is_main_thread():
             return self._append(columns, config, now_ms, stamp)
@@ -206,8 +212,8 @@ class GroupCommit:
     ) -> int:
         leading = self._leading
         if self._last_group == 1 and not self._queue and not leading.locked():
-            # Alone: no fsync to share, no thread to wake. A thread that comes at the same moment waits here once,
-            # without sharing.
+            # Alone: no fsync to share, no thread to wake. A thread that arrives at this moment waits once for this
+            # append, without sharing its fsync.
             try:
                 with leading:
                     batches = encode_columns_as_batches(columns, config, now_ms, stamp=stamp)
@@ -390,9 +396,9 @@ class GroupCommit:
 
     @staticmethod
     def _wake(taken: Sequence[_QueuedAppend], mine: _QueuedAppend) -> None:
-        """Wake one thread, which wakes the next.
+        """Wake one thread of the group, which wakes the next.
 
-        So each thread wakes one other core once. A single thread that wakes all others would block them meanwhile.
+        So each thread wakes only one other thread. A single thread that woke all others would block them meanwhile.
         """
         others = [queued for queued in taken if queued is not mine and not queued.has_left]
         if len(others) > 1 and any(queued.is_main for queued in others):
@@ -418,7 +424,10 @@ def _count_of(batches: Sequence[EncodedBatch]) -> int:
 
 
 def _first_of_each_producer(waiting: Sequence[_QueuedAppend]) -> list[_QueuedAppend]:
-    """Return the first append of each producer. Its next append can be checked only after the first is appended."""
+    """Return the first append of each producer.
+
+    A producer's next append can be checked only after its first is appended.
+    """
     first: dict[int, _QueuedAppend] = {}
     for append in waiting:
         if append.is_numbered:
@@ -427,9 +436,9 @@ def _first_of_each_producer(waiting: Sequence[_QueuedAppend]) -> list[_QueuedApp
 
 
 def _is_small(columns: CheckedColumns, config: TopicConfig) -> bool:
-    """Return whether the append is to be merged with others.
+    """Return whether the append is small enough to be merged with others.
 
-    Raises `InvalidRecord`, before other appends depend on the check.
+    Raises `InvalidRecord` for a bad column, so that the append fails alone and not its group.
     """
     values, keys = columns.values, columns.keys
     if len(values) > _MERGE_RECORDS or (config.segment_records or _MERGE_RECORDS) < _MERGE_RECORDS:

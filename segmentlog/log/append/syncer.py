@@ -72,8 +72,8 @@ class Syncer:
     def sync_records(self, base_offset: int, end_offset: int) -> int:
         """Sync the records that were appended as ``[base_offset, end_offset)``. Return the durable offset.
 
-        Raises `LogTruncated` if a recovery, a truncation or a repair by any process has dropped one of them since. The
-        log after them is durable even then.
+        Raises `LogTruncated` if a recovery, a truncation or a repair by any process has dropped one of these records
+        since. The rest of the log is durable even then.
         """
         durable_offset = self.sync(end_offset)
         self.raise_if_lost(base_offset, end_offset)
@@ -84,7 +84,7 @@ class Syncer:
         try:
             lost = self.find_lost_range(base_offset, end_offset)
         except OSError as error:
-            why = "the records were synced, but may have been dropped before; read the log at their offsets to check"
+            why = "the log was synced, but a recovery may have dropped the records first; read their offsets to check"
             self._handle.raise_local_error(error, why, appended=True)
             raise
         if lost is not None:
@@ -164,8 +164,8 @@ class Syncer:
     def checkpoint_now(self) -> int:
         """Sync everything, sealed segments and names included, and advance the recovery point to the log end.
 
-        Return the base offset of the segment with the recovery point. A recovery reads no segment before it, and none
-        of those changes any more. Raises `DiskFull`, `PartitionFailed`.
+        Return the base offset of the segment with the recovery point. A recovery reads no earlier segment, and no
+        earlier segment changes any more. Raises `DiskFull`, `PartitionFailed`.
         """
         handle = self._handle
         while True:
@@ -182,7 +182,7 @@ class Syncer:
     def _is_rewritten(self) -> bool:
         """Whether a truncation was interrupted, if called under the sync lock: a running truncation holds that lock.
 
-        The recovery that completes it begins at the checkpoint's recovery point, which must not advance before.
+        The recovery that completes it begins at the checkpoint's recovery point, which must not advance before that.
         """
         page = self._handle.page
         return page.writing == REWRITING and not page.failed

@@ -18,9 +18,10 @@ _POLL_S: Final = 0.5
 
 
 def wait_shipped(handle: Handle, base_offset: int, next_offset: int) -> None:
-    """Return once everything below ``next_offset``, which is on disk, was shipped.
+    """Return once everything below ``next_offset`` is in the object store. It must already be on the local disk.
 
-    Raises `ShipUnconfirmed` if no process ships the store, or if that takes longer than `WAIT_S`; `StoreFenced`.
+    Raises `ShipUnconfirmed` if no process ships the store, or if the upload takes longer than `WAIT_S`. Raises
+    `StoreFenced`.
     """
     signals = handle.ship_signals
     words = handle.page.words
@@ -46,10 +47,10 @@ def wait_shipped(handle: Handle, base_offset: int, next_offset: int) -> None:
 
 
 def wait_granted(handle: Handle, ceiling: int, *, at_once: bool) -> bool:
-    """Request offsets from ``ceiling`` on, and wait until they are granted. Return whether they are.
+    """Request offsets from ``ceiling`` on, and wait for the grant. Return whether they are granted.
 
-    Return False if no process ships the store, or if the grant takes too long. With ``at_once`` only request the
-    offsets, and return False.
+    Return False if no process ships the store, or if the grant takes too long. With ``at_once`` do not wait: request
+    the offsets and return False.
     """
     signals = handle.ship_signals
     if signals is None or not signals.is_shipping:

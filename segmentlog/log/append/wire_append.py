@@ -45,19 +45,19 @@ class WireAppended(msgspec.Struct, frozen=True, gc=False):
     """The result of an append, for the server's answer to the client."""
 
     base_offset: int
-    """Offset of the first record; the earlier offset if the same producer sent the same batch before."""
+    """Offset of the first record. If the producer sent the same batch before, the offset of that earlier append."""
     next_offset: int
     log_append_time_ms: int
-    """The timestamp that all records got; -1 if they keep their own, or were appended before."""
+    """The timestamp that all records got; -1 if they keep their own timestamps, or were appended before."""
     log_start_offset: int
     epoch: int
     """The partition epoch."""
     needs_sync: bool = False
-    """Whether the topic's policy requires a sync before the answer. The caller of `append_wire` must do it."""
+    """Whether the topic's policy requires a sync before the answer. The caller of `append_wire` must then sync."""
 
     @property
     def owes_sync(self) -> bool:
-        """Return `needs_sync`: its name until version 0.1."""
+        """The name of `needs_sync` until version 0.1."""
         return self.needs_sync
 
 
@@ -95,7 +95,7 @@ def _encode(
     data: memoryview, wire: WireHeader, config: TopicConfig, now_ms: int,
     unpacking: Callable[[], AbstractContextManager[object]],
 ) -> EncodedWireBatch:  # fmt: skip
-    """Check the batch as its readers will, and return it in the form to store.
+    """Check the batch as its readers will, and return it as it will be stored.
 
     Raise `InvalidWireBatch` for records that a reader would refuse, or with timestamps that the topic does not accept.
     Raise `InvalidRecord` for records that lack a required key, or are larger than the topic allows.
@@ -116,7 +116,7 @@ def _encode(
 
 
 def _is_fast(compression: Compression) -> bool:
-    """Return whether `SMALL_RAW_BYTES` are compressed in a few milliseconds. zstd takes 600 at its highest level."""
+    """Return whether `SMALL_RAW_BYTES` are compressed in a few milliseconds. zstd takes 600 ms at its highest level."""
     name = compression.codec.name
     return name in ("none", "lz4", "snappy") or (name == "zstd" and compression.level <= 3)
 

@@ -30,7 +30,7 @@ class Cleaner:
         self._lease = lease
 
     def compacted(self) -> Compacted:
-        """Return how far the log is compacted, from the checkpoint."""
+        """Read from the checkpoint how far the log is compacted."""
         return self._handle.ledger.last_checkpoint().compacted
 
     def why_due(self, now_ms: int) -> str | None:
@@ -42,7 +42,7 @@ class Cleaner:
         return why_due(handle.config, self.measure_dirt(now_ms), self.compacted().due_ms, now_ms)
 
     def measure_dirt(self, now_ms: int) -> Dirt:
-        """Return how much there is to compact."""
+        """Return the clean and the dirty bytes of the part of the log that can be compacted now."""
         plan = self._plan(now_ms)
         return measure_dirt(plan.segments, plan.dirty_offset, plan.end_offset)
 

@@ -1,7 +1,7 @@
 """One pass of the cleaner: copy the records that stay, and replace segments by the copies.
 
     fill    add the keys of the dirty section to an offset map until the map is full (`survivors`)
-    weigh   decide for each segment which records stay; nothing to do if all do
+    weigh   decide for each segment which records stay; if all stay, skip the next two steps
     copy    copy the records that stay to a new file (`segment_copy`)
     swap    replace the segments by the copy (`swap`), oldest segments first
     record  write into the checkpoint how far the log is compacted
@@ -242,7 +242,7 @@ class CompactionPass:
     def _clean_group(self, group: list[SegmentInfo]) -> bool:
         """Replace adjacent segments by one copy of the records that stay, unless nothing changes.
 
-        Return False if the segments are no longer there.
+        Return False if the segments no longer exist.
         """
         totals = self._totals
         weighed = [self._weigh(segment) for segment in group]

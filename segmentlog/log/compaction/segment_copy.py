@@ -156,8 +156,8 @@ class SegmentCopy:
     ) -> bool:
         """Add a batch in Kafka's format, which it keeps, with the record bytes unchanged.
 
-        Return False if the rest, compressed again, exceeds the batch limit: the client's compressor may be better than
-        ours. The records are then stored as columns.
+        Return False if the remaining records, compressed again, exceed the batch limit: the client's compressor may be
+        better than ours. The caller then stores the records as columns.
         """
         header = batch.header
         if unchanged:
@@ -175,7 +175,7 @@ class SegmentCopy:
         return True
 
     def add_empty(self, header: BatchHeader) -> None:
-        """Add a producer's batch without records, to keep its numbers."""
+        """Add a batch without records that keeps a producer's id, epoch and sequence."""
         self._flush_pending()
         self._hold(header.base_offset, header.partition_epoch, emptied_batch(header))
 
@@ -313,7 +313,9 @@ class SegmentCopy:
 
     @staticmethod
     def _may_extend(producer_id: int, attributes: int) -> bool:
-        """Return whether the end of the batch has no meaning, so that it may change."""
+        """Return whether the batch may be extended: neither a producer's sequence nor a transaction depends on its
+        end.
+        """
         return producer_id < 0 and not attributes & (CONTROL | TRANSACTIONAL)
 
     def _fill(self, upto: int, epoch: int) -> None:
@@ -365,9 +367,8 @@ class SegmentCopy:
 
 
 def _table_of(column: memoryview, count: int) -> Table | None:
-    """Return the items as rows if they can be converted.
-
-    For a malformed column raise nothing here: the batch raises an error later, with its own offsets.
+    """Return the items as rows if they can be converted. Do not raise for a malformed column: the batch raises an error
+    later, with its own offsets.
     """
     with contextlib.suppress(MalformedColumn):
         return as_table(column, count)

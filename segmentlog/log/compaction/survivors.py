@@ -124,10 +124,10 @@ class Survivors:
         return bool(header.attributes & CONTROL) or not header.record_count or self.decided.is_aborted(header)
 
     def reads(self, batch: RecordBatch) -> bool:
-        """Return whether a batch's records can be read, as far as is known.
+        """Return whether a batch's records can be read. For a batch of columns the answer may be wrong.
 
-        Decodes a batch in Kafka's format, which a client encoded. Columns were encoded by this package: if one does not
-        decode later, `CompactionPass` records the batch and begins again.
+        Decodes a batch in Kafka's format, because a client encoded it. Columns were encoded by this package, and are
+        not decoded: if a column does not decode later, `CompactionPass` records the batch and begins again.
         """
         offset = batch.header.base_offset
         if offset in self.unreadable:
@@ -155,7 +155,7 @@ class Survivors:
         return dead if expired is None else dead | expired
 
     def _expired_among(self, batch: RecordBatch) -> Flags | None:
-        """Return the records that have expired; None if there are none. Records when the next one expires."""
+        """Return the records that have expired; None if there are none. Also store when the next record expires."""
         ends_ms = expiry_times(batch, self._config.record_ttl_ms)
         if ends_ms is None:
             return None

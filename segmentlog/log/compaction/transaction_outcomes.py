@@ -55,7 +55,7 @@ class TransactionOutcomes:
         """Return whether a marker can be removed: an earlier pass removed or stripped all batches that it decides.
 
         The pass that removes those batches must keep the marker: a reader may have opened the old segments, and search
-        for markers in the new ones.
+        for markers in the new segments.
         """
         if header.next_offset > cleaned_offset:
             return False

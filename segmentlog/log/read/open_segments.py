@@ -157,7 +157,7 @@ class OpenSegments:
             return segment.checked.find(epoch, offset)
 
     def add_verified(self, segment: OpenSegment, epoch: int, run: WireRun) -> None:
-        """Cache the positions of verified batches, and drop those of the least recently used segments.
+        """Cache the positions of verified batches, and drop the positions in the least recently used segments.
 
         A partition may always cache its own share of the limit, and more while other partitions cache less.
         """
@@ -229,7 +229,12 @@ class OpenSegments:
             with contextlib.suppress(FileNotFoundError):
                 known = self.remote_size(base) if remote else None
                 if known is not None:
-                    infos.append(SegmentInfo(base, bases[at + 1], *known, False, path, True))
+                    size_bytes, max_timestamp = known
+                    infos.append(
+                        SegmentInfo(
+                            base, bases[at + 1], size_bytes, max_timestamp, active=False, path=path, remote=True
+                        )
+                    )
                     continue
                 segment = self.get(bases, at, log)
                 size_bytes = log.end_position if active else len(segment.mapped.view)

@@ -178,7 +178,9 @@ class Reader:
                 landed = True
                 if header.raw_size > batch_limit and self._handle.exceeds_batch_limit(header.raw_size):
                     limit = f"at most {self._handle.batch_limit} bytes (max.message.bytes)"
-                    raise CorruptBatch(mapped.path, position, limit, f"{header.raw_size} claimed", header.base_offset)
+                    raise CorruptBatch(
+                        mapped.path, position, limit, f"a header that claims {header.raw_size}", header.base_offset
+                    )
                 if header.next_offset > offset:
                     if ranges is not None:
                         ranges.need(position, min(position + header.size_bytes, end))
@@ -230,11 +232,12 @@ class Reader:
         on_skip(base_offset, end_offset, damage)
 
     def read_wire(self, offset: int, bound: int, max_bytes: int) -> tuple[list[Buffer], int, bool]:
-        """Return (batches in Kafka's format, unchanged, offset after them, whether the next one has no room).
+        """Return (unchanged batches in Kafka's format, offset after them, whether ``max_bytes`` kept out the next
+        batch).
 
-        The batches begin with the one that contains ``offset``. They end at the end of the segment, at ``bound``, at
-        ``max_bytes``, or where the batches verified together end. The list is empty if a batch of another format is
-        next: `read` handles it.
+        The first batch contains ``offset``. The batches end at the end of the segment, at ``bound``, at ``max_bytes``,
+        or at the end of a run of verified batches. The list is empty if a batch of another format is next: `read`
+        handles it.
         """
         log = self._handle.page.log.read()
         bases = self._handle.segments(log, offset)
@@ -272,7 +275,7 @@ class Reader:
     def check_position(self, offset: int) -> int:
         """Return where reading begins: at ``offset``, or after the lost range that starts there.
 
-        Raises `OffsetOutOfRange`, or `LogTruncated` for a position *inside* a lost range: the reader was given records
+        Raises `OffsetOutOfRange`, or `LogTruncated` for a position *inside* a lost range: the reader has read records
         that are lost. A reader at the start of the range has read everything that was retained, and continues after it.
         """
         log = self._handle.page.log.read()

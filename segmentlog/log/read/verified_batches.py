@@ -1,8 +1,8 @@
 """Cache the positions of Kafka batches in a segment that this process has verified, for the next fetch.
 
-Consumers read the same log one after the other. For the first consumer each batch is verified, header and payload. For
-the next consumers the batches are looked up. So each batch sent was verified once since the segment was mapped, not
-each time. A byte that changes afterwards is detected by the checksum that Kafka's clients check, and by all other
+Many consumers read the same log. For the first consumer, this process verifies the header and the payload of each
+batch. For later consumers it looks up the positions. So each batch is verified once for each mapping of its segment,
+not for each fetch. If a byte changes later, the checksum that Kafka's clients check detects it, and so do all other
 readers of this package.
 """
 
@@ -15,7 +15,7 @@ from typing import Final
 from segmentlog.format.wire_run import WireRun
 
 _JOINED_MAX: Final = 16 << 10
-"""The most batches in a run that other runs are joined to."""
+"""A run of more batches than this is not extended: the next batches begin a new run."""
 _FEWEST: Final = 8
 _LEAST_BYTES: Final = 64 << 10
 """Smaller runs (in both count and bytes) are cached only if they extend a cached run.
@@ -23,7 +23,7 @@ _LEAST_BYTES: Final = 64 << 10
 They are cheap to verify again, and each fetch at the end of a log finds one.
 """
 _JOINED_SMALL_MAX: Final = 256
-"""The most batches in a run that such a small run is joined to, because joining copies all of them."""
+"""A small run does not extend a run of more batches than this, because joining two runs copies both."""
 
 
 class VerifiedBatches:

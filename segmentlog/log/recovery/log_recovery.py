@@ -152,7 +152,7 @@ def _verdict_name(found: _LogScan, verdict: RecoveryVerdict) -> str:
 def _lost_range(handle: Handle, found: _LogScan, verdict: RecoveryVerdict) -> LostRange | None:
     """Return the range of offsets that this recovery gives up, if any.
 
-    If a truncation already recorded the same range in the checkpoint, return that one.
+    If a truncation already recorded the same range in the checkpoint, return the recorded range.
     """
     end_offset = found.tail.end_offset
     if verdict.resume_offset == end_offset:
@@ -251,7 +251,10 @@ def _checkpoint_after(handle: Handle, known: Checkpoint, tail: LogTail, recovere
 
 
 def _has_snapshot(handle: Handle, base: int) -> bool:
-    """Return whether a segment has a producer snapshot: once earlier batches are deleted, it is the only source."""
+    """Return whether a segment has a producer snapshot.
+
+    Once earlier batches are deleted, only this file has the producers.
+    """
     with contextlib.suppress(FileNotFoundError):
         handle.fs.stat(segment_stem(handle.folder, base) + SNAPSHOT_SUFFIX)
         return True

@@ -53,7 +53,7 @@ def _open(handle: Handle) -> RecoveryReport:
             handle.fs.flock(handle.lock_fd, UNLOCK)  # harmless where it is not locked
     try:
         handle.fs.flock(handle.lock_fd, EXCLUSIVE)
-        if _is_sound(handle, page):  # another process recovered it while this one waited
+        if _is_sound(handle, page):  # another process recovered it while this process waited
             handle.adopt(page)
             return _live_report(page)
         reason = distrust_reason(handle.fs, handle.folder, page, handle.state_fd)

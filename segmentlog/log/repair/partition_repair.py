@@ -8,7 +8,7 @@ Other processes may have the partition open during a repair. They wait for the a
 log is then in a new epoch and a new generation, so that they list the folder again; their maps stay valid.
 
     tail      if no process has the log open: cut out damage that a recovery would take for the log end, and recover
-    roll      begin a new segment, so that no append or recovery touches a damaged one
+    roll      begin a new segment, so that no append or recovery touches a damaged segment
     announce  write the lost ranges and the new epoch into the checkpoint
     replace   for each damaged segment: copy bytes to quarantine, write a copy without them, rename it
     publish   write the new epoch and generation into the state page
@@ -56,7 +56,7 @@ class RepairReport(msgspec.Struct):
     cuts: list[Cut] = []
     """The ranges cut out of segments, in the order of the log."""
     lost: list[LostRange] = []
-    """The lost offsets: those cut out, and those of missing segments."""
+    """The lost offsets: offsets of the bytes that were cut out, and of missing segments."""
     quarantine: list[str] = []
     """The files with the bytes that were cut out, one for each cut."""
     indexes: list[str] = []
