@@ -17,7 +17,7 @@ from segmentlog.cli.security_options import security_options
 from segmentlog.speedups import CORE_NAME
 
 if TYPE_CHECKING:
-    from segmentlog.server.supervisor import Supervisor
+    from segmentlog.server.supervisor import StandbyPlan, Supervisor
 
 _STATUS_S = 1.0
 """Seconds between updates of the status line."""
@@ -75,6 +75,13 @@ class _Workers(click.ParamType[Any] if TYPE_CHECKING else click.ParamType):  # t
                    " space.")  # fmt: skip
 @click.option("--ship", metavar="URL", help="Also ship the store to an object store (docs/replicate.md).")
 @click.option("--ship-interval", type=DURATION_S, default="1s", show_default=True, help="Time between uploads.")
+@click.option("--standby", metavar="URL",
+              help="Follow the store that another machine ships to URL, and take it over when that machine is gone."
+                   " As its owner, ship it to URL (docs/standby.md).")  # fmt: skip
+@click.option("--standby-silence", type=DURATION_S, default="8s", show_default=True,
+              help="Take over if the owner has neither answered nor shipped for this long.")  # fmt: skip
+@click.option("--standby-refused", type=DURATION_S, default="3s", show_default=True,
+              help="Take over if the owner has refused connections for this long, and shipped nothing.")  # fmt: skip
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.pass_context
 def serve(
@@ -82,7 +89,8 @@ def serve(
     allow_writes: bool, allowed_hosts: tuple[str, ...], tls_cert: str | None,
     tls_key: str | None, tls_client_ca: str | None, users: str | None, acls: str | None, insecure: bool,
     auto_create: bool, partitions: int, acks_all: Any, durable_reads: bool, max_request: int, max_connections: int,
-    cache: int, ship: str | None, ship_interval: int, log_format: str,
+    cache: int, ship: str | None, ship_interval: int, standby: str | None, standby_silence: int, standby_refused: int,
+    log_format: str,
 ) -> None:  # fmt: skip
     """Serve the store to Kafka clients, which can produce to it and consume from it.
 
@@ -96,6 +104,8 @@ def serve(
     from segmentlog.server.supervisor import ServerPlan, Supervisor
     from segmentlog.server.worker_process import run
 
+    if standby is not None and ship not in (None, standby):
+        raise click.UsageError("--ship and --standby must name the same URL")
     set_up_logs(log_format)
     os.makedirs(store_folder(ctx), exist_ok=True)
     host, port = parse_address(listen)
@@ -120,6 +130,7 @@ def serve(
         metrics=None if metrics is None else parse_address(metrics, option="metrics"),
         ship=ship,
         ship_interval_ms=ship_interval,
+        standby=None if standby is None else _standby_plan(standby, standby_silence, standby_refused, ship_interval),
         settings=ServerSettings(
             auto_create=auto_create,
             default_partitions=partitions,
@@ -140,6 +151,15 @@ def serve(
         status.end(is_clean=is_clean)
 
 
+def _standby_plan(url: str, silence_ms: int, refused_ms: int, interval_ms: int) -> StandbyPlan:
+    from segmentlog.policy.takeover_decision import TakeoverSettings
+    from segmentlog.server import standby_process  # noqa: F401  imported before the fork: the processes start at once
+    from segmentlog.server.supervisor import StandbyPlan
+
+    settings = TakeoverSettings(silence_s=silence_ms / 1000, refused_s=refused_ms / 1000)
+    return StandbyPlan(url=url, settings=settings, interval_ms=interval_ms)
+
+
 class _StatusLine:
     """Prints the addresses once the server listens, and on a terminal a status line with connections and requests/s.
 
@@ -152,14 +172,15 @@ class _StatusLine:
         is_capable = sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
         self._has_status = is_capable and not self._is_json
         self._has_started = False
+        self._was_standby: bool | None = None
         self._is_shown = False
         self._requests = 0.0
         self._at_s = 0.0
 
     def update(self, supervisor: Supervisor) -> None:
         """Update the status after an event, or after a second without one."""
-        if not self._has_started and supervisor.is_ready:
-            self._has_started = True
+        if self._was_standby is not supervisor.is_standby and supervisor.is_ready:
+            self._has_started, self._was_standby = True, supervisor.is_standby
             self._say(_start_message(supervisor))
         if self._has_status and self._has_started:
             now_s = time.monotonic()
@@ -195,10 +216,12 @@ class _StatusLine:
 def _start_message(supervisor: Supervisor) -> str:
     count = len(supervisor.nodes)
     some = f", {count} workers" if count > 1 else ""
-    metrics = supervisor.statuses()[0].get("metrics")
+    metrics = next((said["metrics"] for said in supervisor.statuses() if said.get("metrics")), None)
     told = f" (metrics: http://{metrics}/metrics)" if metrics else ""
     told += "".join(f" ({said['http']})" for said in supervisor.statuses() if "http" in said)
-    return f"{supervisor.plan.path}: listening on {supervisor.bootstrap_servers}{some}{told} ({CORE_NAME})"
+    owner = next((said["owner"] for said in supervisor.statuses() if said.get("owner")), "")
+    role = f" as a standby of {owner}" if supervisor.is_standby else ""
+    return f"{supervisor.plan.path}: listening on {supervisor.bootstrap_servers}{some}{role}{told} ({CORE_NAME})"
 
 
 def _draw(text: str) -> None:

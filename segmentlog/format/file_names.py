@@ -99,6 +99,10 @@ REPLICA_FILE: Final = "@replica"
 read."""
 REPLICA_STATUS_FILE: Final = "@replica-status"
 """File of a replica with its progress."""
+STANDBY_STATUS_FILE: Final = "@standby-status"
+"""File of a standby with its role, and with what it knows of the owner. The workers of its server read it."""
+FORMER_FOLDER: Final = "@former"
+"""Folder with what a former owner had stored and never shipped, by the epoch of its ownership."""
 SHIP_FILE: Final = "@ship"
 """File of the store with the URL that it is uploaded to, and its identity as the owner; see `segmentlog.objects`."""
 UPLOADS_FILE: Final = "@uploads"
@@ -106,6 +110,12 @@ UPLOADS_FILE: Final = "@uploads"
 store."""
 FILE_LOCK_SUFFIX: Final = ".lock"
 """Suffix of the lock file of a file that people edit, too. A process locks it for each change. Empty."""
+MACHINE_FILES: Final = frozenset(
+    {SERVER_FILE, USERS_FILE, ACLS_FILE, STANDBY_STATUS_FILE, FORMER_FOLDER, "lost+found"}
+    | {f"{name}{FILE_LOCK_SUFFIX}" for name in (USERS_FILE, ACLS_FILE)}
+)
+"""Names in a store's folder that belong to the machine, not to the store. A restore, a replica and a takeover keep
+them."""
 OFFSETS_TOPIC: Final = "__consumer_offsets"
 TRANSACTIONS_TOPIC: Final = "__transaction_state"
 SCHEMAS_TOPIC: Final = "_schemas"

@@ -19,6 +19,7 @@ from segmentlog.errors import ShippingRefused, StoreFenced
 from segmentlog.format.file_names import RESTORING_FILE, STORE_FILE
 from segmentlog.format.grant import OffsetGrant
 from segmentlog.format.manifest import MANIFEST_KEY, Manifest, encode_manifest
+from segmentlog.format.server_file import ServerNode
 from segmentlog.objects.bucket.base import Bucket, PreconditionFailed
 from segmentlog.objects.bucket.upload_pool import new_nonce
 from segmentlog.objects.manifest.load import require_manifest
@@ -38,6 +39,7 @@ def take_over(
     path: str,
     *,
     force: bool = False,
+    nodes: tuple[ServerNode, ...] = (),
     fs: FileSystem | None = None,
     clock: Clock | None = None,
     parallel: int = PARALLEL,
@@ -47,6 +49,7 @@ def take_over(
 
     The folder must be empty, or a replica of the store that no process refreshes; its downloaded files are used.
 
+    ``nodes`` are the workers of this machine's server, for other machines; empty if no server runs here yet.
     ``force`` takes over even if the owner has ended shipping. The owner may have appended records since. Their offsets
     are then assigned again, to other records, and the two stores have different records at the same offsets.
 
@@ -69,7 +72,7 @@ def take_over(
         raise ShippingRefused(bucket.url, f"{path} is a store that is shipped; take over into an empty folder")
     elif binding.url != bucket.url:
         raise ShippingRefused(bucket.url, f"{path} contains an unfinished takeover of {binding.url}")
-    bound = _become_owner(bucket, path, fs, binding, manifest, tag, clock.now_ms(), force=force)
+    bound = _become_owner(bucket, path, fs, binding, manifest, tag, clock.now_ms(), nodes, force=force)
     return restore(
         bucket, path, fs=fs, parallel=parallel, progress=progress,
         before_store=lambda now: _write_grants(fs, path, bound, now),
@@ -88,7 +91,7 @@ def _check_not_ended(bucket: Bucket, manifest: Manifest, force: bool) -> None:
 
 def _become_owner(
     bucket: Bucket, path: str, fs: FileSystem, binding: Binding, manifest: Manifest, tag: str, now_ms: int,
-    *, force: bool,
+    nodes: tuple[ServerNode, ...], *, force: bool,
 ) -> Binding:  # fmt: skip
     """Name this folder's owner in the manifest."""
     for _ in range(_TRIES):
@@ -98,10 +101,11 @@ def _become_owner(
         if owner.epoch >= binding.owner_epoch:
             raise StoreFenced(f"store {path}", str(owner))
         _check_not_ended(bucket, manifest, force)  # the owner may have ended shipping after the first check
-        taken = replace(new_owner(binding.owner_epoch, now_ms), id=binding.owner_id)
+        taken = replace(new_owner(binding.owner_epoch, now_ms), id=binding.owner_id, nodes=nodes)
         changed = replace(
-            manifest, owner=taken, sequence=manifest.sequence + 1, nonce=new_nonce(), shipped_ms=now_ms, ended=False
-        )
+            manifest, owner=taken, sequence=manifest.sequence + 1, nonce=new_nonce(), shipped_ms=now_ms, ended=False,
+            is_handed_over=False,
+        )  # fmt: skip
         try:
             bucket.compare_and_swap(MANIFEST_KEY, encode_manifest(changed), tag)
         except PreconditionFailed:

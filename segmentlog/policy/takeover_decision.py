@@ -7,7 +7,8 @@
 The decision is about availability only. If it is wrong, the conditional put of the takeover still names one owner, and
 the previous one is fenced. Both observations must fail together: an owner that cannot be reached from here still ships
 what it appends, and an owner that is idle still answers. Only time that the standby itself has observed counts: after
-its start, and after a time in which it was stopped, the periods begin again.
+its start, and after a time in which it was stopped, the periods begin again. And an owner that has never answered this
+machine is not missing: perhaps its address is wrong here, or a firewall is in between.
 """
 
 from __future__ import annotations
@@ -56,8 +57,11 @@ class OwnerWatch:
     Not thread-safe.
     """
 
-    def __init__(self, settings: TakeoverSettings) -> None:
+    def __init__(self, settings: TakeoverSettings, answered_owner: str = "") -> None:
         self._settings = settings
+        self.answered_owner = answered_owner
+        """Id of the owner that answered this machine last, also before a restart of this process."""
+        self._owner_id = ""
         self._observed_s: float | None = None
         self._is_readable = False
         self._nonce = ""
@@ -67,10 +71,14 @@ class OwnerWatch:
         self._silent_since_s: float | None = None
         self._refused_since_s: float | None = None
 
-    def observe_manifest(self, now_s: float, nonce: str, *, has_nodes: bool, is_handed_over: bool) -> None:
+    def observe_manifest(
+        self, now_s: float, nonce: str, owner_id: str, *, has_nodes: bool, is_handed_over: bool
+    ) -> None:
         """Record the manifest that was just read; ``has_nodes``: whether it names the ports of the owner's server."""
         self._start_observation(now_s)
         self._is_readable = True
+        if owner_id != self._owner_id:
+            self._owner_id, self._silent_since_s, self._refused_since_s = owner_id, None, None
         self._has_nodes, self._is_handed_over = has_nodes, is_handed_over
         if nonce != self._nonce or self._unchanged_since_s is None:
             self._nonce, self._unchanged_since_s = nonce, now_s
@@ -85,6 +93,8 @@ class OwnerWatch:
         """Record the results of one probe of each port."""
         self._start_observation(now_s)
         is_alive = ProbeResult.ALIVE in results
+        if is_alive:
+            self.answered_owner = self._owner_id
         is_refused = bool(results) and all(result is ProbeResult.REFUSED for result in results)
         self._silent_since_s = None if is_alive else _earlier(self._silent_since_s, now_s)
         self._refused_since_s = _earlier(self._refused_since_s, now_s) if is_refused else None
@@ -109,6 +119,11 @@ class OwnerWatch:
             )  # fmt: skip
         if self._silent_since_s is None:
             return TakeoverDecision(False, "the owner answers")
+        if self.answered_owner != self._owner_id:
+            return TakeoverDecision(
+                False, "the owner has never answered this machine: check that its address can be reached from here,"
+                " with the same TLS settings; to take over by hand, use 'segmentlog takeover'"
+            )  # fmt: skip
         for since_s, wanted_s, what in (
             (self._refused_since_s, self._settings.refused_s, "the owner's ports refuse connections"),
             (self._silent_since_s, self._settings.silence_s, "the owner does not answer"),

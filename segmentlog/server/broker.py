@@ -8,9 +8,9 @@ import weakref
 from typing import TYPE_CHECKING, Final
 
 from segmentlog.clock import Clock
-from segmentlog.errors import UnknownTopic
+from segmentlog.errors import ShippingRefused, UnknownTopic
 from segmentlog.format.file_names import GROUPS_FOLDER
-from segmentlog.objects.ownership.binding import new_owner_of
+from segmentlog.objects.ownership.binding import Binding, new_owner_of, read_binding
 from segmentlog.security.acls import Authorizer
 from segmentlog.server.ack_waiter import SHIPPED_THREADS, AckWaiter
 from segmentlog.server.converted_batch_cache import ConvertedBatchCache, DiskBatchCache
@@ -78,6 +78,15 @@ class Broker:
     def is_taken_over(self) -> bool:
         """Whether another machine has taken over the whole store. Reads a small file; a client needs it once."""
         return bool(new_owner_of(FileSystem(), self.store.path))
+
+    @property
+    def owner_binding(self) -> Binding | None:
+        """The store's identity as an owner in the object store; None if it has none, or was taken over."""
+        try:
+            binding = read_binding(FileSystem(), self.store.path)
+        except (ShippingRefused, OSError):
+            return None
+        return None if binding is None or binding.fenced else binding
 
     @property
     def groups(self) -> GroupCoordinator:

@@ -4,6 +4,9 @@
                   open the store. It imports the workers' modules in advance, so that a worker starts at once
     worker        a process with the store open. It serves the first port together with the other workers, and one port
                   of its own
+    standby       with --standby, while another machine owns the store: a process that follows the store and takes it
+                  over (`standby_process`). The workers then send clients to the owner. When the role of the machine
+                  changes, the supervisor ends all processes and starts those of the new role, on the same ports
 
 The supervisor restarts a worker that dies. Its clients reconnect, and the records that it acknowledged are in the log.
 If a worker sends no heartbeat for `SILENT_S`, the supervisor kills it and then starts another: two processes must never
@@ -29,11 +32,13 @@ import msgspec
 from segmentlog.clock import Clock
 from segmentlog.defaults import SHIP_INTERVAL_MS
 from segmentlog.errors import SegmentlogError
+from segmentlog.policy.takeover_decision import TakeoverSettings
 from segmentlog.security.listen_rules import check_safe, check_safe_to_report, check_tls_files, listen, parse_address
 from segmentlog.security.security_settings import Security
 from segmentlog.server.addresses import ServerLock, warn_uncovered_names, worker_nodes
 from segmentlog.server.server_settings import ServerSettings
 from segmentlog.server.worker_cluster import WorkerNode
+from segmentlog.storage.file_operations import make_folders_durably
 from segmentlog.storage.fs import FileSystem
 from segmentlog.topics.store_file import open_store_file
 
@@ -46,9 +51,21 @@ SILENT_S: Final = 30.0
 FINISH_S: Final = 5.0
 """Time that a stopping worker gives requests in progress."""
 _PATIENCE_S: Final = FINISH_S + 5.0
+_STANDBY: Final = 0
+"""Number of the process that follows the owner; workers have numbers from 1."""
+_OWNER: Final = "owner"
 _SOON_S: Final = 1.0
 """A worker that dies earlier than this after its start is restarted with a growing delay."""
 _PAUSE_MAX_S: Final = 5.0
+
+
+class StandbyPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of a machine that takes over the store shipped to ``url`` when its owner is gone."""
+
+    url: str
+    settings: TakeoverSettings = TakeoverSettings()
+    interval_ms: int = SHIP_INTERVAL_MS
+    """Time between refreshes of the replica, and between probes of the owner."""
 
 
 class ServerPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +80,8 @@ class ServerPlan(msgspec.Struct, frozen=True, kw_only=True):
     ship: str | None = None
     """Object store to which one worker ships the store every ``ship_interval_ms``."""
     ship_interval_ms: int = SHIP_INTERVAL_MS
+    standby: StandbyPlan | None = None
+    """With this, the machine ships the store only while it is the owner, and follows the owner otherwise."""
     settings: ServerSettings = ServerSettings()
     security: Security = Security()
 
@@ -135,8 +154,13 @@ class Supervisor:
         self._on_change = on_change
         self._sockets: list[socket.socket] = []
         self._sidecar_socket: socket.socket | None = None
+        self.is_standby = plan.standby is not None
+        """Whether the machine's role is standby now. At first it is, until its process has found out the role."""
         # Create the store before the lock file makes its folder non-empty.
-        open_store_file(FileSystem(), plan.path, True, Clock().now_ms())
+        if plan.standby is None or plan.ship is not None:
+            open_store_file(FileSystem(), plan.path, True, Clock().now_ms())
+        else:
+            make_folders_durably(FileSystem(), plan.path)
         self._lock = ServerLock(plan.path)
         try:
             self._sockets.append(listen(plan.host, plan.port))
@@ -151,12 +175,18 @@ class Supervisor:
         except BaseException:
             self._close()
             raise
-        self._children = [_ChildProcess(number, f"worker {number}") for number in range(1, plan.workers + 1)]
-        if sidecar is not None:
-            self._children.append(_ChildProcess(plan.workers + 1, sidecar.name))
+        self._children = self._new_children()
         self._alive_read, self._alive_write = os.pipe2(os.O_CLOEXEC)
         self._stops = 0
         self.was_ready = False
+
+    def _new_children(self) -> list[_ChildProcess]:
+        """Return the processes of the current role, not started."""
+        children = [_ChildProcess(_STANDBY, "standby")] if self.is_standby else []
+        children += [_ChildProcess(number, f"worker {number}") for number in range(1, self.plan.workers + 1)]
+        if self._sidecar is not None:
+            children.append(_ChildProcess(self.plan.workers + 1, self._sidecar.name))
+        return children
 
     def statuses(self) -> list[dict[str, Any]]:
         """Return the last status of each child process."""
@@ -188,6 +218,8 @@ class Supervisor:
             while not self._stops:
                 self._wait(wake_read, self._next_check_s())
                 self._check_children()
+                if not self._stops and self._has_new_role():
+                    self._change_role(wake_read)
             self._finish(wake_read)
         finally:
             signal.set_wakeup_fd(former_fd)
@@ -197,6 +229,22 @@ class Supervisor:
             self._close()
             os.close(wake_read)
             os.close(wake_write)
+
+    def _has_new_role(self) -> bool:
+        if self.is_standby:
+            return any(child.status.get("role") == _OWNER for child in self._children if child.number == _STANDBY)
+        return any(child.status.get("is_fenced") for child in self._children)
+
+    def _change_role(self, wake_read: int) -> None:
+        """End all processes, and start those of the other role."""
+        self._finish(wake_read)
+        self._end_at_once()
+        self.is_standby = not self.is_standby
+        logger.warning("%s: this server is the %s now", self.plan.path, "standby" if self.is_standby else "owner")
+        self._children = self._new_children()
+        if not self._stops:
+            for child in self._children:
+                self._start(child)
 
     def _stop(self, number: int, frame: object) -> None:
         self._stops += 1
@@ -305,7 +353,9 @@ class Supervisor:
             for child in self._children:
                 if child.status_fd >= 0:
                     os.close(child.status_fd)
-            if number > self.plan.workers:
+            if number == _STANDBY:
+                self._run_standby(status_fd)
+            elif number > self.plan.workers:
                 self._run_sidecar(status_fd)
             else:
                 sockets = [self._sockets[0]]
@@ -316,13 +366,31 @@ class Supervisor:
                         sock.close()
                 if self._sidecar_socket is not None:
                     self._sidecar_socket.close()
-                self._worker_main(self.plan, sockets, self.nodes, number, status_fd, self._alive_read)
+                self._run_worker(sockets, number, status_fd)
             code = 0
         except BaseException as error:
             with contextlib.suppress(OSError):
                 os.write(status_fd, json.dumps({"failed": f"{error}" or type(error).__name__}).encode() + b"\n")
         finally:
             os._exit(code)  # do not unwind the supervisor's frames in the worker
+
+    def _run_worker(self, sockets: list[socket.socket], number: int, status_fd: int) -> None:
+        plan = self.plan
+        if self.is_standby:
+            from segmentlog.server.standby_process import run_standby_worker
+
+            run_standby_worker(plan, sockets, number, status_fd, self._alive_read)
+            return
+        if plan.standby is not None:
+            plan = msgspec.structs.replace(plan, ship=plan.standby.url)
+        self._worker_main(plan, sockets, self.nodes, number, status_fd, self._alive_read)
+
+    def _run_standby(self, status_fd: int) -> None:
+        from segmentlog.server.standby_process import run_standby
+
+        for sock in (*self._sockets, *([] if self._sidecar_socket is None else [self._sidecar_socket])):
+            sock.close()
+        run_standby(self.plan, self.nodes, status_fd, self._alive_read)
 
     def _run_sidecar(self, status_fd: int) -> None:
         assert self._sidecar is not None

@@ -56,7 +56,8 @@ class KafkaWorker:
     def start(self) -> None:
         """Start to serve, in threads."""
         self.listener.start()
-        self.broker.resume_groups()
+        if not self.broker.cluster.is_standby:
+            self.broker.resume_groups()
 
     def refresh(self) -> None:
         """Reload the files of users, ACLs and certificates if they changed, so that the change is logged even if no

@@ -7,9 +7,12 @@ worker answers a request for another worker's partition with an error that names
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import xxhash
+
+STANDBY_ID: Final = 0
+"""Node id of the workers of a standby; no node has it."""
 
 
 class WorkerNode(NamedTuple):
@@ -20,14 +23,31 @@ class WorkerNode(NamedTuple):
     port: int
 
 
+_NO_NODE: Final = WorkerNode(-1, "", -1)
+"""As in Kafka: no leader, or no coordinator, is known."""
+
+
 class WorkerCluster:
-    """All workers of a server. Immutable."""
+    """All workers of a server. Immutable.
+
+    In a worker of a standby, ``nodes`` are the workers of the owner's server, and ``own_id`` is `STANDBY_ID`.
+    """
 
     def __init__(self, cluster_id: str, nodes: Sequence[WorkerNode], own_id: int) -> None:
         self.cluster_id = cluster_id
         self.nodes = tuple(nodes)
         self.own_id = own_id
-        self._is_single = len(nodes) == 1
+        self._is_single = len(nodes) == 1 and own_id != STANDBY_ID
+
+    @property
+    def is_standby(self) -> bool:
+        """Whether this worker leads nothing, and sends clients to the owner of the store."""
+        return self.own_id == STANDBY_ID
+
+    @property
+    def controller_id(self) -> int:
+        """The node for administrative requests; -1 if no node is known."""
+        return self.nodes[0].node_id if self.nodes else -1
 
     @property
     def own(self) -> WorkerNode:
@@ -38,6 +58,8 @@ class WorkerCluster:
         """Return the worker that serves a partition; the partitions of a topic are spread evenly."""
         if self._is_single:
             return self.nodes[0]
+        if not self.nodes:
+            return _NO_NODE
         return self.nodes[(xxhash.xxh3_64_intdigest(topic_id.encode()) + partition) % len(self.nodes)]
 
     def leads(self, topic_id: str, partition: int) -> bool:
@@ -48,6 +70,8 @@ class WorkerCluster:
         """Return the worker that coordinates a group or a transactional id."""
         if self._is_single:
             return self.nodes[0]
+        if not self.nodes:
+            return _NO_NODE
         return self.nodes[xxhash.xxh3_64_intdigest(key.encode()) % len(self.nodes)]
 
     def is_coordinator(self, key: str) -> bool:

@@ -36,6 +36,7 @@ def run(
             return {
                 "connections": worker.listener.connection_count,
                 "metrics": address,
+                "is_fenced": plan.standby is not None and worker.broker.is_taken_over,
                 **worker.broker.meter.totals(),
             }
 

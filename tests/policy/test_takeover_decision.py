@@ -13,19 +13,19 @@ class Watched:
     """A watch with a clock: each step observes manifest and probes, one second after the last."""
 
     def __init__(self) -> None:
-        self.watch = OwnerWatch(TakeoverSettings())
+        self.watch = OwnerWatch(TakeoverSettings(), "o")
         self.now_s = 1000.0
 
     def step(
         self, probes: Sequence[ProbeResult], nonce: str | None = "n", *, after_s: float = 1.0, has_nodes: bool = True,
-        is_handed_over: bool = False, is_complete: bool = True,
+        is_handed_over: bool = False, is_complete: bool = True, owner_id: str = "o",
     ) -> TakeoverDecision:  # fmt: skip
         """Observe once; ``nonce`` None: the manifest cannot be read."""
         self.now_s += after_s
         if nonce is None:
             self.watch.observe_unreadable(self.now_s)
         else:
-            self.watch.observe_manifest(self.now_s, nonce, has_nodes=has_nodes, is_handed_over=is_handed_over)
+            self.watch.observe_manifest(self.now_s, nonce, owner_id, has_nodes=has_nodes, is_handed_over=is_handed_over)
         self.watch.observe_probes(self.now_s, probes)
         return self.watch.decide(self.now_s, is_complete=is_complete)
 
@@ -118,6 +118,19 @@ def test_an_incomplete_replica_waits() -> None:
     watched = Watched()
     assert not any(watched.step([REFUSED], is_complete=False).is_due for _ in range(60))
     assert watched.step([REFUSED]).is_due
+
+
+def test_an_owner_that_never_answered_is_not_missing() -> None:
+    """A wrong address or a firewall would make a healthy owner lose its store whenever it is idle."""
+    watched = Watched()
+    for _ in range(60):
+        decision = watched.step([REFUSED], owner_id="another")
+        assert not decision.is_due
+    assert "never answered this machine" in decision.reason
+    watched.step([ALIVE], owner_id="another")
+    assert watched.watch.answered_owner == "another"
+    assert not any(watched.step([REFUSED], owner_id="another").is_due for _ in range(3))
+    assert watched.step([REFUSED], owner_id="another").is_due
 
 
 def test_the_reason_tells_how_long() -> None:

@@ -23,7 +23,7 @@ import msgspec
 from segmentlog.arguments import as_bool, as_int, as_patterns
 from segmentlog.clock import Clock
 from segmentlog.errors import ShippingRefused
-from segmentlog.format.file_names import FORMAT_VERSION, REPLICA_FILE, REPLICA_STATUS_FILE, STORE_FILE
+from segmentlog.format.file_names import FORMAT_VERSION, MACHINE_FILES, REPLICA_FILE, REPLICA_STATUS_FILE, STORE_FILE
 from segmentlog.format.manifest import Manifest
 from segmentlog.objects.bucket.base import Bucket
 from segmentlog.objects.bucket.upload_pool import PARALLEL
@@ -213,6 +213,11 @@ class Replica:
                          sync_folder=False)  # fmt: skip
 
     @property
+    def manifest(self) -> Manifest | None:
+        """The manifest of the last refresh that succeeded; None before the first."""
+        return self._mirror.manifest
+
+    @property
     def status(self) -> ReplicaStatus:
         """How far the replica has followed the store."""
         return _status(self._bucket.url, self._mirror.status, self._clock.now_ms())
@@ -256,8 +261,10 @@ def end_replica(fs: FileSystem, path: str, url: str, before_end: Callable[[], No
 
 
 def _is_harmless(name: str) -> bool:
-    """Return whether a file may be in the folder of a new replica: hidden, or left by a start that was interrupted."""
-    return name.startswith((".", REPLICA_FILE)) or name == "lost+found"
+    """Return whether a file may be in the folder of a new replica: hidden, the machine's own, or left by a start that
+    was interrupted.
+    """
+    return name.startswith((".", REPLICA_FILE)) or name in MACHINE_FILES
 
 
 def _status(url: str, status: MirrorStatus, now_ms: int) -> ReplicaStatus:

@@ -33,6 +33,7 @@ from segmentlog.format.file_names import (
     FORMAT_VERSION,
     GRANT_FILE,
     LOG_SUFFIX,
+    MACHINE_FILES,
     RESTORING_FILE,
     SHIP_FILE,
     SHIPPED_FILES,
@@ -65,7 +66,7 @@ _MANIFESTS_MAX: Final = 20
 """Give up a restore after the manifest has changed this often during it."""
 
 _MARKER: Final = "a transaction marker that was not on disk at the last upload; no record is missing"
-_HARMLESS_NAMES: Final = (SHIP_FILE, "lost+found")
+_HARMLESS_NAMES: Final = MACHINE_FILES | {SHIP_FILE}
 
 Progress = Callable[[int, int], None]
 """Called with (restored bytes, bytes in total)."""

@@ -20,6 +20,9 @@ from segmentlog.server.request_context import RequestContext
 _ADVERTISED_FROM = {PRODUCE: 0}
 """Lower than this server decodes: librdkafka takes Produce v0 as the sign of support for compression (KAFKA-18659)."""
 
+OWNER_PROBE: Final = "segmentlog-standby"
+"""Client software name of a standby, which asks whether this server serves the store that is shipped."""
+
 _NO_NODE: Final = -1
 """Node id sent by a client that connects to a bootstrap server and does not know the node."""
 
@@ -52,6 +55,8 @@ def api_versions(call: RequestContext, request: ApiVersionsRequest) -> ApiVersio
         (request.cluster_id, request.node_id) != (cluster.cluster_id, cluster.own_id) or call.broker.is_taken_over
     ):
         return ApiVersionsResponse(error_code=ErrorCode.REBOOTSTRAP_REQUIRED)
+    if request.client_software_name == OWNER_PROBE:
+        return _owner_identity(call)
     return ApiVersionsResponse(
         api_keys=list(_advertised()),
         # Starts at 1: Java clients before 3.9 fail on a feature with version 0.
@@ -59,6 +64,24 @@ def api_versions(call: RequestContext, request: ApiVersionsRequest) -> ApiVersio
         finalized_features_epoch=0,
         finalized_features=[FinalizedFeatureKey(_TRANSACTIONS, _EPOCH_OF_EACH, _EPOCH_OF_EACH)],
     )
+
+
+def owner_feature(owner_id: str) -> str:
+    """Return the name of the feature with which a server answers a standby, as the owner with this id."""
+    return f"segmentlog.owner.{owner_id}"
+
+
+def _owner_identity(call: RequestContext) -> ApiVersionsResponse:
+    """Return as which owner this server serves its store. No other client gets this, so that none can stumble over it.
+
+    During a takeover the binding exists, too: the new owner counts as alive while it downloads what it lacks.
+    """
+    response = ApiVersionsResponse(api_keys=list(_advertised()))
+    binding = call.broker.owner_binding
+    if binding is not None:
+        response.supported_features = [SupportedFeatureKey(owner_feature(binding.owner_id), 1, 1)]
+        response.finalized_features_epoch = binding.owner_epoch
+    return response
 
 
 def unsupported_version(call: RequestContext) -> ApiVersionsResponse:

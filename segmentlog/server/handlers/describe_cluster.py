@@ -27,7 +27,7 @@ def describe_cluster(call: RequestContext, request: DescribeClusterRequest) -> D
         )
     response = DescribeClusterResponse(
         cluster_id=cluster.cluster_id,
-        controller_id=cluster.nodes[0].node_id,
+        controller_id=cluster.controller_id,
         brokers=[DescribeClusterBroker(node.node_id, node.host, node.port) for node in cluster.nodes],
     )
     if request.include_cluster_authorized_operations:

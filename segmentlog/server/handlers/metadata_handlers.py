@@ -45,7 +45,7 @@ def metadata(call: RequestContext, request: MetadataRequest) -> MetadataResponse
     response = MetadataResponse(
         brokers=[MetadataResponseBroker(node.node_id, node.host, node.port) for node in cluster.nodes],
         cluster_id=cluster.cluster_id,
-        controller_id=cluster.nodes[0].node_id,
+        controller_id=cluster.controller_id,
     )
     view = _View(call, request.include_topic_authorized_operations)
     if request.topics is None or (call.version == 0 and not request.topics):
@@ -81,7 +81,9 @@ def _describe_requested(view: _View, requested: MetadataRequestTopic, may_create
     if not call.may_see(Thing.TOPIC, requested.name):
         return MetadataResponseTopic(error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED, name=requested.name)
     found = view.describe(requested.name)
-    if found.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and may_create:
+    if found.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and view.call.broker.cluster.is_standby:
+        found.error_code = ErrorCode.LEADER_NOT_AVAILABLE  # the owner may have it already: clients ask again
+    elif found.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and may_create:
         code = view.create(requested.name)
         return (
             view.describe(requested.name)
@@ -150,8 +152,9 @@ class _View:
             return found
         for number in call.each(numbers):
             node_id = cluster.leader_of(topic.id, number).node_id
-            replicas, epoch = self._replicas[node_id], self._epoch_of(name, number, topic.id)
-            found.partitions.append(MetadataResponsePartition(0, number, node_id, epoch, replicas, replicas, _NONE))
+            replicas, epoch = self._replicas.get(node_id, _NONE), self._epoch_of(name, number, topic.id)
+            code = ErrorCode.NONE if replicas else ErrorCode.LEADER_NOT_AVAILABLE
+            found.partitions.append(MetadataResponsePartition(code, number, node_id, epoch, replicas, replicas, _NONE))
         if self._with_operations:
             found.topic_authorized_operations = call.broker.authorizer.authorized_operations(
                 call.principal, call.client_host, ResourceType.TOPIC, name
