@@ -110,10 +110,12 @@ def warn_uncovered_names(cert_path: str | None, nodes: Iterable[WorkerNode]) -> 
     """Log a warning for each advertised host name that the certificate does not contain: clients will reject it."""
     if cert_path is None:
         return
-    from segmentlog.security.certificate_names import uncovered  # imports `ssl`, which a supervisor does not need
+    from segmentlog.security.certificate_names import (
+        explain_uncovered_name,
+    )  # imports `ssl`, which a supervisor does not need
 
     for host in dict.fromkeys(node.host for node in nodes):
-        if (why := uncovered(cert_path, host)) is not None:
+        if (why := explain_uncovered_name(cert_path, host)) is not None:
             logger.warning("%s", why)
 
 
