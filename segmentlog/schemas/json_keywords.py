@@ -65,7 +65,7 @@ def _spend(steps: int) -> None:
     _count.steps_left -= steps
     if _count.steps_left < 0:
         raise InvalidPayload(
-            "its schema takes too many steps to check; simplify the schema's allOf, anyOf, oneOf and $ref"
+            "checking the value takes too many steps; simplify allOf, anyOf, oneOf and $ref in its schema"
         )
 
 
@@ -110,7 +110,7 @@ def _without_name_patterns(keyword: _Keyword) -> _Keyword:
     def check(validator: Any, value: Any, instance: Any, schema: Any) -> Any:
         if _count.has_name_patterns:  # `jsonschema` would match these patterns with `re`
             raise InvalidPayload(
-                "its schema has unevaluatedProperties with patternProperties, a combination that cannot be checked"
+                "the value cannot be checked: its schema has both unevaluatedProperties and patternProperties"
             )
         return keyword(validator, value, instance, schema)
 
@@ -130,7 +130,7 @@ def _compiled(pattern: str) -> Any:
         reason = error.args[0] if error.args else "not understood"
         reason = reason.decode(errors="replace") if isinstance(reason, bytes) else reason
         raise InvalidPayload(
-            f"its schema has the pattern {pattern[:200]!r}, which RE2 does not accept: {reason}"
+            f"the value cannot be checked: RE2 does not accept the pattern {pattern[:200]!r} of its schema: {reason}"
         ) from None
 
 

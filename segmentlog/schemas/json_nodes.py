@@ -48,7 +48,7 @@ class Root:
     def identity_of(self, part: Any) -> str:
         """Return the hash of `Node.identity` for a schema in the document, and cache it.
 
-        If each of n schemas refers twice to the next, the full text has 2^n parts. So this text has hashes of parts.
+        A full text of n schemas, each of which refers twice to the next, has 2^n parts. Hashes keep the text short.
         """
         if isinstance(part, Node):
             return part.identity()

@@ -107,7 +107,7 @@ def decode_schema(value: bytes) -> SchemaRecord:
 
 
 def decode_object(value: bytes) -> dict[str, Any]:
-    """Decode the value of any other key. Raises ValueError."""
+    """Decode the value of any key except SCHEMA. Raises ValueError."""
     return _objects.decode(value)
 
 

@@ -23,7 +23,7 @@ class Security(msgspec.Struct, frozen=True, kw_only=True):
     insecure: bool = False
 
     def completed_from_store(self, store_path: str) -> Security:
-        """Return the settings completed with the files of users and ACLs in the store, if no others are named.
+        """Return the settings, with the users file and the ACL file of the store where the settings name none.
 
         A dangling link counts as a file, so that reading it fails. Otherwise every client could connect.
         """

@@ -32,7 +32,7 @@ _UNWRITABLE: Final = frozenset((errno.EACCES, errno.EPERM, errno.EROFS))
 
 
 class AlreadyServed(SegmentlogError):
-    """Another server serves the store. Only one may serve it: clients would get different answers from two."""
+    """Another server serves the store. Two servers of one store would give clients different answers."""
 
     def __init__(self, path: str, holder: str) -> None:
         super().__init__(path, holder)
@@ -90,10 +90,10 @@ def _holder_of(fs: FileSystem, fd: int) -> str:
 def worker_nodes(
     host: str, sockets: Sequence[socket.socket], advertised: tuple[str, int] | None
 ) -> tuple[list[WorkerNode], str]:
-    """Return (workers with the addresses that clients use for them, bootstrap address).
+    """Return (the workers with the addresses that clients use, the bootstrap address).
 
-    All workers share the first socket. If there are several workers, each also has its own socket, on one of the
-    following ports.
+    All workers share the first socket. If there are several workers, each also has a socket of its own, on one of
+    the ports after the first.
     """
     ports = [sock.getsockname()[1] for sock in sockets]
     name = host
