@@ -53,7 +53,9 @@ class JsonSerializer:
         document = {} if text is None else json.loads(text)
         self._title = str(document.get("title", "")) if isinstance(document, dict) else ""
         if not self._title and subject_name_strategy != "topic":
-            raise InvalidConfig("subject_name_strategy", subject_name_strategy, "'topic' for a schema without a title")
+            raise InvalidConfig(
+                "subject_name_strategy", subject_name_strategy, "use 'topic' if the schema has no title"
+            )
         self._source = registry
         self._writers = Writers(registry, options)
         self._validate = validate

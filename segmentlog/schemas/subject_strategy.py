@@ -47,11 +47,11 @@ class WriterOptions(NamedTuple):
         if self.strategy not in STRATEGIES:
             raise InvalidConfig("subject_name_strategy", self.strategy, ", ".join(map(repr, STRATEGIES)))
         if self.use_latest_version and self.auto_register:
-            raise InvalidConfig("use_latest_version", True, "False, or True with auto_register=False")
+            raise InvalidConfig("use_latest_version", True, "use False, or also auto_register=False")
         if not has_schema and not self.use_latest_version:
-            raise InvalidConfig("schema", None, "a schema, or use_latest_version=True for the registered schema")
+            raise InvalidConfig("schema", None, "give a schema, or use_latest_version=True for the registered schema")
         if not has_schema and self.strategy != "topic":
-            raise InvalidConfig("subject_name_strategy", self.strategy, "'topic' without a schema")
+            raise InvalidConfig("subject_name_strategy", self.strategy, "use 'topic' without a schema")
 
 
 class Writers:

@@ -152,7 +152,7 @@ _PATTERNS: Final = frozenset((_ANY, _MATCH, *Pattern))
 
 
 class RuleFilter(NamedTuple):
-    """Filter of rules. The number 1 and the text None match everything."""
+    """Filter of rules. A number of 1 matches every number, and None matches every text."""
 
     resource_type: int
     name: str | None

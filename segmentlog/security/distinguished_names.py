@@ -87,7 +87,7 @@ def elements(data: bytes) -> Iterator[Element]:
             size = int.from_bytes(data[at : at + count], "big")
             at += count
         if not 0 <= size <= len(data) - at:
-            raise ValueError("truncated")
+            raise ValueError("a DER element is truncated")
         yield tag, data[at : at + size], data[began : at + size]
         at += size
 

@@ -113,7 +113,7 @@ class ClassicGroup(ClassicMembers):
         self._prepare_rebalance(now_ms)
 
     def _replace_static_member(self, token: object, request: JoinRequest, now_ms: int) -> None:
-        """Give a static member to its new process, which has another member id and keeps the assignment."""
+        """Change the process of a static member. The new process has another member id, and keeps the assignment."""
         assert request.instance_id is not None
         old = self.members[self._static[request.instance_id]]
         self._fail_waiting(old, ErrorCode.FENCED_INSTANCE_ID)

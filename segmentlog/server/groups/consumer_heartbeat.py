@@ -40,8 +40,8 @@ class HeartbeatHandler(ConsumerMembers):
     """Part of a consumer group that handles ConsumerGroupHeartbeat requests; the base of `ConsumerGroup`."""
 
     def consumer_heartbeat(self, request: HeartbeatFields, now_ms: int) -> HeartbeatAnswer:
-        """Handle a ConsumerGroupHeartbeat request. May raise the errors of the catalog: the group must then be
-        reloaded."""
+        """Handle a ConsumerGroupHeartbeat request. May raise the errors of the catalog: the caller must
+        then reload the group."""
         if self._is_dead:
             return HeartbeatAnswer(error=ErrorCode.COORDINATOR_NOT_AVAILABLE, member_id=request.member_id)
         try:

@@ -171,7 +171,7 @@ class ConsumerMembers:
         self.is_changed = True
 
     def _replace_static_member(self, old: ConsumerMember, member_id: str) -> ConsumerMember:
-        """Give a static member to its new process, which may have another id and keeps the assigned partitions."""
+        """Change the process of a static member. The new process may have another id, and keeps the partitions."""
         assigned, target = old.holding.assigned, old.target
         self._remove(old)
         member = ConsumerMember(member_id, old.instance_id, target=target)
