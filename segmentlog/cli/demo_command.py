@@ -101,7 +101,9 @@ def _durability() -> None:
     with _no_warnings():
         outcomes = play_segmentlog()
     show_outcomes(outcomes, "segmentlog")
-    broken = [outcome for outcome in outcomes if outcome.conflicts or not outcome.agree or not outcome.told_each_loss]
+    broken = [
+        outcome for outcome in outcomes if outcome.conflicts or not outcome.agree or not outcome.reports_each_loss
+    ]
     if broken:
         raise DemoFailed(f"this does not hold: {broken[0].log}: {broken[0].verdict()}")
     click.echo("")

@@ -1,6 +1,6 @@
 """The canonical text of an Avro schema: the output of Java's `Schema.toString`, which other registries store.
 
-Names in their own namespace are short, primitive types are written as their name, and attributes have a fixed order:
+Names in their own namespace are short, a primitive type is its name, and attributes have a fixed order:
 
     record, error   type name namespace doc fields PROPERTIES aliases
     enum            type name namespace doc symbols default PROPERTIES aliases

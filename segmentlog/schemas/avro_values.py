@@ -72,16 +72,16 @@ DEPTH_MAX: Final = 200
 
 
 class _Writer:
-    """Writer of values of one schema, each after the schema's id."""
+    """Encoder of values of one schema: the schema's id, then the value as Avro."""
 
     def __init__(self, parsed: ParsedSchema, schema: Any, schema_id: int) -> None:
         assert isinstance(parsed, AvroSchema)
         self._schema = schema
         self._head = encode_head(schema_id)
-        self._is_bottomless = parsed.shape().is_bottomless
+        self._has_unlimited_depth = parsed.shape().has_unlimited_depth
 
     def write(self, value: Any) -> bytes:
-        if self._is_bottomless:
+        if self._has_unlimited_depth:
             _check_depth(value)
         out = io.BytesIO()
         out.write(self._head)
@@ -112,7 +112,7 @@ def _check_depth(value: Any) -> None:
 
 
 class PlainWriter:
-    """Writer of values of one schema from plain JSON, as described in `avro_plain_json`."""
+    """Encoder of values of one schema, given as plain JSON in the form of `avro_plain_json`."""
 
     def __init__(self, parsed: ParsedSchema, schema_id: int) -> None:
         names: dict[str, Any] = {}
@@ -155,16 +155,18 @@ def avro_decoder(parsed: ParsedSchema, reader: Any = None) -> Decode[Any]:
     """
     assert isinstance(parsed, AvroSchema)
     shape = parsed.shape()
-    if shape.has_endless:
+    if shape.has_zero_byte_items:
         raise InvalidSchema(
-            "the schema has an array of items that take no bytes: a few bytes could declare any number of items"
+            "an array of the schema has items that take no bytes: a few bytes could decode to a huge value"
         )
-    if shape.is_multiplying:
-        raise InvalidSchema(f"the schema has records of more than {FREE_MAX} parts before the first byte")
+    if shape.has_too_many_parts:
+        raise InvalidSchema(
+            f"a record of the schema has more than {FREE_MAX} parts: a few bytes could decode to a huge value"
+        )
     written = _for_fastavro(parsed)
     # fastavro's C reader recurses as deep as the value, and would overflow the C stack and crash the process. Its
     # Python reader is slower, but raises RecursionError.
-    read = fastavro._read_py.schemaless_reader if shape.is_bottomless else fastavro.schemaless_reader
+    read = fastavro._read_py.schemaless_reader if shape.has_unlimited_depth else fastavro.schemaless_reader
 
     def decode(blob: bytes) -> Any:
         source = io.BytesIO(blob)

@@ -24,7 +24,7 @@ def check_level(level: object) -> str:
 
 
 class Earlier(NamedTuple):
-    """An earlier version to compare a new version with. `parsed` parses it on demand."""
+    """An earlier version, to be compared with a new version. Calling `parsed` parses its text."""
 
     version: int
     text: str
@@ -33,7 +33,7 @@ class Earlier(NamedTuple):
 
 
 def incompatibilities(level: str, new: ParsedSchema, new_type: str, earlier: Sequence[Earlier]) -> list[str]:
-    """Return why a level forbids a new schema after earlier versions, given in order; empty if it is compatible."""
+    """Return the reasons why a level forbids a new schema; empty if it is compatible. Earlier versions are in order."""
     if level == "NONE":
         return []
     compared = earlier if level.endswith("_TRANSITIVE") else earlier[-1:]

@@ -20,34 +20,34 @@ from segmentlog.schemas.registry_state import RegistryState
 from segmentlog.schemas.subject_names import is_whole_context
 
 
-def of_subject(state: RegistryState, subject: str, *, permanent: bool) -> tuple[list[int], Pairs]:
+def build_subject_deletion(state: RegistryState, subject: str, *, permanent: bool) -> tuple[list[int], Pairs]:
     """Return the numbers of the versions to delete, and the records that delete them."""
-    everything = state.versions(subject, deleted=True)
-    if not everything:
+    all_versions = state.versions(subject, deleted=True)
+    if not all_versions:
         raise UnknownSubject(subject)
-    going = everything if permanent else state.versions(subject)
-    if not going:
+    to_delete = all_versions if permanent else state.versions(subject)
+    if not to_delete:
         raise SubjectSoftDeleted(subject)
-    for record in going:
+    for record in to_delete:
         referrers = state.referred_by((subject, record.version), deleted=permanent)
-        if any(one.subject != subject for one in referrers):
+        if any(referrer.subject != subject for referrer in referrers):
             raise ReferenceExists(subject, record.version)
         if permanent and not record.deleted:
             raise SubjectNotSoftDeleted(subject)
-    versions = [record.version for record in going]
+    versions = [record.version for record in to_delete]
     if not permanent:
         value = encode_object(subject, {"version": versions[-1]})
         return versions, [(encode_key("DELETE_SUBJECT", subject), value)]
     # Delete the last version first: a process that reads half of the records finds every referenced version.
-    return versions, [(encode_schema_key(subject, version), None) for version in reversed(versions)] + _settings(
-        state, subject
-    )
+    return versions, [
+        (encode_schema_key(subject, version), None) for version in reversed(versions)
+    ] + _build_settings_deletion(state, subject)
 
 
-def of_version(state: RegistryState, subject: str, number: int, *, permanent: bool) -> tuple[int, Pairs]:
+def build_version_deletion(state: RegistryState, subject: str, number: int, *, permanent: bool) -> tuple[int, Pairs]:
     """Return the number of the version to delete, and the records that delete it."""
-    everything = state.versions(subject, deleted=True)
-    if not everything:
+    all_versions = state.versions(subject, deleted=True)
+    if not all_versions:
         raise UnknownSubject(subject)
     if number == LATEST:
         alive = state.versions(subject)
@@ -55,7 +55,7 @@ def of_version(state: RegistryState, subject: str, number: int, *, permanent: bo
             raise UnknownSubject(subject)
         record = alive[-1]
     else:
-        found = [one for one in everything if one.version == number]
+        found = [record for record in all_versions if record.version == number]
         if not found:
             raise UnknownVersion(number)
         record = found[0]
@@ -68,11 +68,11 @@ def of_version(state: RegistryState, subject: str, number: int, *, permanent: bo
     key = encode_schema_key(subject, record.version)
     if not permanent:
         return record.version, [(key, encode_schema(msgspec.structs.replace(record, deleted=True)))]
-    more = _settings(state, subject) if len(everything) == 1 else []
+    more = _build_settings_deletion(state, subject) if len(all_versions) == 1 else []
     return record.version, [(key, None), *more]
 
 
-def _settings(state: RegistryState, subject: str) -> list[tuple[bytes, bytes | None]]:
+def _build_settings_deletion(state: RegistryState, subject: str) -> list[tuple[bytes, bytes | None]]:
     """Return the records that delete a subject's settings, for a subject whose last version is deleted."""
     return [
         (encode_key(keytype, subject), None)
@@ -81,10 +81,11 @@ def _settings(state: RegistryState, subject: str) -> list[tuple[bytes, bytes | N
     ]
 
 
-def to_import(state: RegistryState, scope: str | None) -> list[tuple[bytes, bytes | None]]:
+def build_import_cleanup(state: RegistryState, scope: str | None) -> list[tuple[bytes, bytes | None]]:
     """Return the records that permanently delete every soft-deleted version in a scope, before an import.
 
-    Raises `NotPermitted` if the scope has other versions, `ReferenceExists` if a schema outside of it refers to one.
+    Raises `NotPermitted` if the scope has versions that are not soft-deleted, and `ReferenceExists` if a schema
+    outside of the scope refers to one of its versions.
     """
     if scope is None:
         subjects = list(state.subjects)
@@ -98,7 +99,7 @@ def to_import(state: RegistryState, scope: str | None) -> list[tuple[bytes, byte
             if not record.deleted:
                 raise NotPermitted("Cannot import since found existing subjects")
             referrers = state.referred_by((subject, record.version), deleted=True)
-            if any(one.subject not in subjects for one in referrers):
+            if any(referrer.subject not in subjects for referrer in referrers):
                 raise ReferenceExists(subject, record.version)
             pairs.append((encode_schema_key(subject, record.version), None))
     if pairs:

@@ -16,10 +16,10 @@ def compare_objects(diff: JsonDiff, original: Node, update: Node) -> None:
     _properties(diff, original, update)
     _required(diff, original, update)
     _dependencies(diff, original, update)
-    diff.rest(original, update, "additionalProperties", "ADDITIONAL_PROPERTIES")
-    diff.rest(original, update, "unevaluatedProperties", "UNEVALUATED_PROPERTIES", absent=None)
-    diff.limit(original.raw, update.raw, "maxProperties", "MAX_PROPERTIES")
-    diff.limit(original.raw, update.raw, "minProperties", "MIN_PROPERTIES")
+    diff.compare_additional(original, update, "additionalProperties", "ADDITIONAL_PROPERTIES")
+    diff.compare_additional(original, update, "unevaluatedProperties", "UNEVALUATED_PROPERTIES", absent=None)
+    diff.compare_limit(original.raw, update.raw, "maxProperties", "MAX_PROPERTIES")
+    diff.compare_limit(original.raw, update.raw, "minProperties", "MIN_PROPERTIES")
 
 
 def _is_open(node: Node) -> bool:
@@ -31,8 +31,8 @@ def _is_open(node: Node) -> bool:
     )
 
 
-def _covering(node: Node, name: str) -> Any:
-    """Return the schema of a property that ``properties`` does not name, or None."""
+def _additional_property_schema(node: Node, name: str) -> Any:
+    """Return the schema that applies to a property without an entry in ``properties``, or None."""
     for pattern, schema in node.raw.get("patternProperties", {}).items():
         try:
             # RE2, not `re`: a client chooses the pattern and the name, and `re` takes years for some of them.
@@ -58,16 +58,16 @@ def _properties(diff: JsonDiff, original: Node, update: Node) -> None:
 
 def _property_removed(diff: JsonDiff, old: Node, update: Node, name: str) -> None:
     if _is_open(update):
-        diff.note("PROPERTY_REMOVED_FROM_OPEN_CONTENT_MODEL")
+        diff.add_difference("PROPERTY_REMOVED_FROM_OPEN_CONTENT_MODEL")
         return
-    covering = _covering(update, name)
-    if covering is None:
-        diff.note(f"PROPERTY_{'WITH_FALSE_' if old.kind == FALSE else ''}REMOVED_FROM_CLOSED_CONTENT_MODEL")
+    additional = _additional_property_schema(update, name)
+    if additional is None:
+        diff.add_difference(f"PROPERTY_{'WITH_FALSE_' if old.kind == FALSE else ''}REMOVED_FROM_CLOSED_CONTENT_MODEL")
         return
-    found = diff.apart(lambda: diff.compare(old, update.child(covering)))
+    found = diff.collect_differences(lambda: diff.compare(old, update.child(additional)))
     diff.found += found
     covered = "IS" if is_compatible(found) else "NOT"
-    diff.note(f"PROPERTY_REMOVED_{covered}_COVERED_BY_PARTIALLY_OPEN_CONTENT_MODEL")
+    diff.add_difference(f"PROPERTY_REMOVED_{covered}_COVERED_BY_PARTIALLY_OPEN_CONTENT_MODEL")
 
 
 def _property_added(diff: JsonDiff, original: Node, update: Node, name: str) -> None:
@@ -76,22 +76,24 @@ def _property_added(diff: JsonDiff, original: Node, update: Node, name: str) -> 
     with_default = (isinstance(raw, dict) and "default" in raw) or "default" in new.raw
     if _is_open(original):
         if new.kind == EMPTY:
-            diff.note("PROPERTY_WITH_EMPTY_SCHEMA_ADDED_TO_OPEN_CONTENT_MODEL")
+            diff.add_difference("PROPERTY_WITH_EMPTY_SCHEMA_ADDED_TO_OPEN_CONTENT_MODEL")
         elif is_required:
-            diff.note(f"REQUIRED_PROPERTY_{'WITH_DEFAULT_' if with_default else ''}ADDED_TO_OPEN_CONTENT_MODEL")
+            diff.add_difference(
+                f"REQUIRED_PROPERTY_{'WITH_DEFAULT_' if with_default else ''}ADDED_TO_OPEN_CONTENT_MODEL"
+            )
         else:
-            diff.note("OPTIONAL_PROPERTY_ADDED_TO_OPEN_CONTENT_MODEL")
+            diff.add_difference("OPTIONAL_PROPERTY_ADDED_TO_OPEN_CONTENT_MODEL")
         return
-    covering = _covering(original, name)
-    if covering is not None:
-        found = diff.apart(lambda: diff.compare(original.child(covering), new))
+    additional = _additional_property_schema(original, name)
+    if additional is not None:
+        found = diff.collect_differences(lambda: diff.compare(original.child(additional), new))
         diff.found += found
         covered = "IS" if is_compatible(found) else "NOT"
-        diff.note(f"PROPERTY_ADDED_{covered}_COVERED_BY_PARTIALLY_OPEN_CONTENT_MODEL")
+        diff.add_difference(f"PROPERTY_ADDED_{covered}_COVERED_BY_PARTIALLY_OPEN_CONTENT_MODEL")
     if is_required:
-        diff.note(f"REQUIRED_PROPERTY_{'WITH_DEFAULT_' if with_default else ''}ADDED_TO_UNOPEN_CONTENT_MODEL")
+        diff.add_difference(f"REQUIRED_PROPERTY_{'WITH_DEFAULT_' if with_default else ''}ADDED_TO_UNOPEN_CONTENT_MODEL")
     else:
-        diff.note("OPTIONAL_PROPERTY_ADDED_TO_UNOPEN_CONTENT_MODEL")
+        diff.add_difference("OPTIONAL_PROPERTY_ADDED_TO_UNOPEN_CONTENT_MODEL")
 
 
 def _required(diff: JsonDiff, original: Node, update: Node) -> None:
@@ -101,36 +103,38 @@ def _required(diff: JsonDiff, original: Node, update: Node) -> None:
         if name in properties and (name in before) != (name in after):
             with diff.at("required", name):
                 if name in before:
-                    diff.note("REQUIRED_ATTRIBUTE_REMOVED")
+                    diff.add_difference("REQUIRED_ATTRIBUTE_REMOVED")
                 else:
                     raw = properties[name]
                     with_default = (isinstance(raw, dict) and "default" in raw) or "default" in update.child(raw).raw
-                    diff.note(f"REQUIRED_ATTRIBUTE_{'WITH_DEFAULT_' if with_default else ''}ADDED")
+                    diff.add_difference(f"REQUIRED_ATTRIBUTE_{'WITH_DEFAULT_' if with_default else ''}ADDED")
 
 
 def _dependencies(diff: JsonDiff, original: Node, update: Node) -> None:
-    lists = [_all_of(node, "dependentRequired", list) for node in (original, update)]
+    lists = [_dependencies_of_kind(node, "dependentRequired", list) for node in (original, update)]
     for name in dict.fromkeys([*lists[0], *lists[1]]):
-        before, after = (set(some[name]) if name in some else None for some in lists)
+        before, after = (set(names[name]) if name in names else None for names in lists)
         if before == after:
             continue
         with diff.at("dependencies", name):
             if before is None or after is None:
-                diff.note("DEPENDENCY_ARRAY_ADDED" if before is None else "DEPENDENCY_ARRAY_REMOVED")
+                diff.add_difference("DEPENDENCY_ARRAY_ADDED" if before is None else "DEPENDENCY_ARRAY_REMOVED")
             else:
                 change = "EXTENDED" if after > before else "NARROWED" if after < before else "CHANGED"
-                diff.note(f"DEPENDENCY_ARRAY_{change}")
-    schemas = [_all_of(node, "dependentSchemas", dict) for node in (original, update)]
+                diff.add_difference(f"DEPENDENCY_ARRAY_{change}")
+    schemas = [_dependencies_of_kind(node, "dependentSchemas", dict) for node in (original, update)]
     for name in dict.fromkeys([*schemas[0], *schemas[1]]):
         with diff.at("dependencies", name):
             if name not in schemas[0] or name not in schemas[1]:
-                diff.note("DEPENDENCY_SCHEMA_ADDED" if name not in schemas[0] else "DEPENDENCY_SCHEMA_REMOVED")
+                diff.add_difference(
+                    "DEPENDENCY_SCHEMA_ADDED" if name not in schemas[0] else "DEPENDENCY_SCHEMA_REMOVED"
+                )
             else:
                 diff.compare(original.child(schemas[0][name]), update.child(schemas[1][name]))
 
 
-def _all_of(node: Node, keyword: str, kind: type) -> dict[str, Any]:
-    """Return the dependencies of one kind; older drafts have both kinds under the keyword ``dependencies``."""
+def _dependencies_of_kind(node: Node, keyword: str, kind: type) -> dict[str, Any]:
+    """Return the dependencies of one kind: lists of names, or schemas. Older drafts mix them in ``dependencies``."""
     old = {name: value for name, value in node.raw.get("dependencies", {}).items() if isinstance(value, kind)}
     return {**old, **node.raw.get(keyword, {})}
 
@@ -139,25 +143,27 @@ def _all_of(node: Node, keyword: str, kind: type) -> dict[str, Any]:
 
 
 def compare_arrays(diff: JsonDiff, original: Node, update: Node) -> None:
-    one, other = _item_schema(original), _item_schema(update)
+    before, after = _item_schema(original), _item_schema(update)
     with diff.at("items"):
-        diff.compare(None if one is None else original.child(one), None if other is None else update.child(other))
-    _tuples(diff, original, update)
-    diff.rest(_as_additional(original), _as_additional(update), "additionalItems", "ADDITIONAL_ITEMS")
-    diff.rest(original, update, "unevaluatedItems", "UNEVALUATED_ITEMS", absent=None)
+        diff.compare(None if before is None else original.child(before), None if after is None else update.child(after))
+    _compare_positional_items(diff, original, update)
+    diff.compare_additional(
+        _with_additional_items(original), _with_additional_items(update), "additionalItems", "ADDITIONAL_ITEMS"
+    )
+    diff.compare_additional(original, update, "unevaluatedItems", "UNEVALUATED_ITEMS", absent=None)
     for keyword, kind in (
         ("maxItems", "MAX_ITEMS"),
         ("minItems", "MIN_ITEMS"),
         ("maxContains", "MAX_CONTAINS"),
         ("minContains", "MIN_CONTAINS"),
     ):
-        diff.limit(original.raw, update.raw, keyword, kind)
+        diff.compare_limit(original.raw, update.raw, keyword, kind)
     if bool(original.raw.get("uniqueItems")) != bool(update.raw.get("uniqueItems")):
         with diff.at("uniqueItems"):
-            diff.note(f"UNIQUE_ITEMS_{'REMOVED' if original.raw.get('uniqueItems') else 'ADDED'}")
+            diff.add_difference(f"UNIQUE_ITEMS_{'REMOVED' if original.raw.get('uniqueItems') else 'ADDED'}")
 
 
-def _tuple(node: Node) -> list[Any]:
+def _positional_schemas(node: Node) -> list[Any]:
     """Return the schemas of the first items, one for each position."""
     items = node.raw.get("prefixItems", node.raw.get("items"))
     return items if isinstance(items, list) else []
@@ -169,7 +175,7 @@ def _item_schema(node: Node) -> Any:
     return None if isinstance(items, list) or "prefixItems" in node.raw else items
 
 
-def _as_additional(node: Node) -> Node:
+def _with_additional_items(node: Node) -> Node:
     """Return a node with ``items`` of draft 2020-12 under its older name, ``additionalItems``.
 
     The keyword has this meaning only together with ``prefixItems``.
@@ -179,8 +185,8 @@ def _as_additional(node: Node) -> Node:
     return node
 
 
-def _tuples(diff: JsonDiff, original: Node, update: Node) -> None:
-    before, after = _tuple(original), _tuple(update)
+def _compare_positional_items(diff: JsonDiff, original: Node, update: Node) -> None:
+    before, after = _positional_schemas(original), _positional_schemas(update)
     for index in range(max(len(before), len(after))):
         with diff.at("items", str(index)):
             if index < min(len(before), len(after)):
@@ -188,23 +194,25 @@ def _tuples(diff: JsonDiff, original: Node, update: Node) -> None:
                 continue
             removed = index < len(before)
             item = original.child(before[index]) if removed else update.child(after[index])
-            rest = _as_additional(update if removed else original)
+            rest = _with_additional_items(update if removed else original)
             more = rest.raw.get("additionalItems", rest.raw.get("unevaluatedItems"))
             if is_anything(more):
                 if removed:
-                    diff.note("ITEM_REMOVED_FROM_OPEN_CONTENT_MODEL")
+                    diff.add_difference("ITEM_REMOVED_FROM_OPEN_CONTENT_MODEL")
                 else:
                     empty = "WITH_EMPTY_SCHEMA_" if item.kind == EMPTY else ""
-                    diff.note(f"ITEM_{empty}ADDED_TO_OPEN_CONTENT_MODEL")
+                    diff.add_difference(f"ITEM_{empty}ADDED_TO_OPEN_CONTENT_MODEL")
             elif more is False:
                 if removed:
-                    diff.note(f"ITEM_{'WITH_FALSE_' if item.kind == FALSE else ''}REMOVED_FROM_CLOSED_CONTENT_MODEL")
+                    diff.add_difference(
+                        f"ITEM_{'WITH_FALSE_' if item.kind == FALSE else ''}REMOVED_FROM_CLOSED_CONTENT_MODEL"
+                    )
                 else:
-                    diff.note("ITEM_ADDED_TO_CLOSED_CONTENT_MODEL")
+                    diff.add_difference("ITEM_ADDED_TO_CLOSED_CONTENT_MODEL")
             else:
                 pair = (item, rest.child(more)) if removed else (rest.child(more), item)
-                found = diff.apart(lambda pair=pair: diff.compare(*pair))  # type: ignore[misc]
+                found = diff.collect_differences(lambda pair=pair: diff.compare(*pair))  # type: ignore[misc]
                 diff.found += found
                 covered = "IS" if is_compatible(found) else "NOT"
                 verb = "REMOVED" if removed else "ADDED"
-                diff.note(f"ITEM_{verb}_{covered}_COVERED_BY_PARTIALLY_OPEN_CONTENT_MODEL")
+                diff.add_difference(f"ITEM_{verb}_{covered}_COVERED_BY_PARTIALLY_OPEN_CONTENT_MODEL")

@@ -24,33 +24,35 @@ def incompatible_changes(original: Node, update: Node) -> list[Change]:
 
 
 def _strings(diff: JsonDiff, original: Node, update: Node) -> None:
-    diff.limit(original.raw, update.raw, "maxLength", "MAX_LENGTH")
-    diff.limit(original.raw, update.raw, "minLength", "MIN_LENGTH")
+    diff.compare_limit(original.raw, update.raw, "maxLength", "MAX_LENGTH")
+    diff.compare_limit(original.raw, update.raw, "minLength", "MIN_LENGTH")
     before, after = original.raw.get("pattern"), update.raw.get("pattern")
     if before != after:
         with diff.at("pattern"):
-            diff.note("PATTERN_ADDED" if before is None else "PATTERN_REMOVED" if after is None else "PATTERN_CHANGED")
+            diff.add_difference(
+                "PATTERN_ADDED" if before is None else "PATTERN_REMOVED" if after is None else "PATTERN_CHANGED"
+            )
 
 
 def _numbers(diff: JsonDiff, original: Node, update: Node) -> None:
     if original.raw.get("integer", False) != update.raw.get("integer", False):
-        diff.note("TYPE_EXTENDED" if original.raw.get("integer") else "TYPE_NARROWED")
+        diff.add_difference("TYPE_EXTENDED" if original.raw.get("integer") else "TYPE_NARROWED")
     for keyword, kind in (
         ("maximum", "MAXIMUM"),
         ("minimum", "MINIMUM"),
         ("exclusiveMaximum", "EXCLUSIVE_MAXIMUM"),
         ("exclusiveMinimum", "EXCLUSIVE_MINIMUM"),
     ):
-        diff.limit(original.raw, update.raw, keyword, kind)
+        diff.compare_limit(original.raw, update.raw, keyword, kind)
     before, after = original.raw.get("multipleOf"), update.raw.get("multipleOf")
     if before != after:
         with diff.at("multipleOf"):
             if before is None or after is None:
-                diff.note("MULTIPLE_OF_ADDED" if before is None else "MULTIPLE_OF_REMOVED")
+                diff.add_difference("MULTIPLE_OF_ADDED" if before is None else "MULTIPLE_OF_REMOVED")
             elif after % before == 0:
-                diff.note("MULTIPLE_OF_EXPANDED")
+                diff.add_difference("MULTIPLE_OF_EXPANDED")
             else:
-                diff.note("MULTIPLE_OF_REDUCED" if before % after == 0 else "MULTIPLE_OF_CHANGED")
+                diff.add_difference("MULTIPLE_OF_REDUCED" if before % after == 0 else "MULTIPLE_OF_CHANGED")
 
 
 def _enums(diff: JsonDiff, original: Node, update: Node) -> None:
@@ -58,22 +60,22 @@ def _enums(diff: JsonDiff, original: Node, update: Node) -> None:
     gone, came = bool(before - after), bool(after - before)
     if gone or came:
         with diff.at("enum"):
-            diff.note(f"ENUM_ARRAY_{'CHANGED' if gone and came else 'NARROWED' if gone else 'EXTENDED'}")
+            diff.add_difference(f"ENUM_ARRAY_{'CHANGED' if gone and came else 'NARROWED' if gone else 'EXTENDED'}")
 
 
 def _consts(diff: JsonDiff, original: Node, update: Node) -> None:
     if original.raw["const"] != update.raw["const"]:
         with diff.at("const"):
-            diff.note("ENUM_ARRAY_CHANGED")
+            diff.add_difference("ENUM_ARRAY_CHANGED")
 
 
 def _nots(diff: JsonDiff, original: Node, update: Node) -> None:
     with diff.at("not"):
         before, after = original.child(original.raw["not"]), update.child(update.raw["not"])
         # Compare in reverse: the new schema accepts the old values if its "not" accepts fewer values than before.
-        narrowed = is_compatible(diff.apart(lambda: diff.compare(after, before)))
+        narrowed = is_compatible(diff.collect_differences(lambda: diff.compare(after, before)))
         if before.identity() != after.identity():
-            diff.note("NOT_TYPE_NARROWED" if narrowed else "NOT_TYPE_EXTENDED")
+            diff.add_difference("NOT_TYPE_NARROWED" if narrowed else "NOT_TYPE_EXTENDED")
 
 
 def _combined(diff: JsonDiff, original: Node, update: Node) -> None:
@@ -85,27 +87,27 @@ def _combined(diff: JsonDiff, original: Node, update: Node) -> None:
             or (alone[0] and update.criterion == "oneOf")
             or (alone[1] and original.criterion == "allOf")
         )
-        diff.note("COMBINED_TYPE_EXTENDED" if extended else "COMBINED_TYPE_CHANGED")
+        diff.add_difference("COMBINED_TYPE_EXTENDED" if extended else "COMBINED_TYPE_CHANGED")
         if not extended:
             return
     before = list({part.identity(): part for part in map(original.child, original.parts)}.values())
     after = list({part.identity(): part for part in map(update.child, update.parts)}.values())
     if len(before) < len(after):
-        diff.note("PRODUCT_TYPE_EXTENDED" if update.criterion == "allOf" else "SUM_TYPE_EXTENDED")
+        diff.add_difference("PRODUCT_TYPE_EXTENDED" if update.criterion == "allOf" else "SUM_TYPE_EXTENDED")
     elif len(before) > len(after):
-        diff.note("PRODUCT_TYPE_NARROWED" if original.criterion == "allOf" else "SUM_TYPE_NARROWED")
+        diff.add_difference("PRODUCT_TYPE_NARROWED" if original.criterion == "allOf" else "SUM_TYPE_NARROWED")
     edges: dict[int, dict[int, list[Difference]]] = {}
     for index, part in enumerate(before):
         with diff.at(original.criterion, str(index)):
             for other, counterpart in enumerate(after):
-                found = diff.apart(lambda one=part, two=counterpart: diff.compare(one, two))  # type: ignore[misc]
+                found = diff.collect_differences(lambda one=part, two=counterpart: diff.compare(one, two))  # type: ignore[misc]
                 if is_compatible(found):
                     edges.setdefault(index, {})[other] = found
     matching = _match(edges)
     for other, index in matching.items():
         diff.found += edges[index][other]
     if len(matching) < min(len(before), len(after)):
-        diff.note("COMBINED_TYPE_SUBSCHEMAS_CHANGED")
+        diff.add_difference("COMBINED_TYPE_SUBSCHEMAS_CHANGED")
 
 
 def _match(edges: Mapping[int, Mapping[int, object]]) -> dict[int, int]:

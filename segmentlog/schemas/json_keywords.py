@@ -1,9 +1,12 @@
 """Validators of `jsonschema` with bounded run time: linear in the size of the value.
 
-The original keywords have three problems. They match patterns with `re`, where some patterns run for years and block
-every thread of the process. They compare each array item with every other item. A few lines of allOf and $ref can
-double the work at each level, so that it practically never ends. This module matches patterns with RE2, hashes items
-and counts steps.
+The original keywords have three problems:
+
+- They match patterns with `re`, which takes years for some patterns and meanwhile blocks every thread of the process.
+- They compare each array item with every other item.
+- A few lines of allOf and $ref can double the work at each level, so that a check practically never ends.
+
+This module matches patterns with RE2, hashes items and counts steps.
 """
 
 from __future__ import annotations
@@ -42,17 +45,17 @@ class _Count(threading.local):
 _count: Final = _Count()
 
 
-def begin(value: Any, *, has_name_patterns: bool) -> None:
+def start_step_count(value: Any, *, has_name_patterns: bool) -> None:
     """Start to count steps for a value; ``has_name_patterns`` is whether its schema has patternProperties anywhere."""
     parts, todo = 0, [value]
     while todo:
         parts += len(todo)
         inner: list[Any] = []
-        for one in todo:
-            if isinstance(one, dict):
-                inner += one.values()
-            elif isinstance(one, list):
-                inner += one
+        for part in todo:
+            if isinstance(part, dict):
+                inner += part.values()
+            elif isinstance(part, list):
+                inner += part
         todo = inner
     _count.steps_left = STEPS_MAX + STEPS_PER_PART * parts
     _count.has_name_patterns = has_name_patterns
@@ -62,7 +65,7 @@ def _spend(steps: int) -> None:
     _count.steps_left -= steps
     if _count.steps_left < 0:
         raise InvalidPayload(
-            "its schema takes too many steps to check; simplify the schema's allOf, anyOf, oneOf and $ref"
+            "checking the value takes too many steps; simplify allOf, anyOf, oneOf and $ref in its schema"
         )
 
 
@@ -78,11 +81,11 @@ def bounded(kind: Any) -> Any:
     checks = {name: _counted(own.get(name, keyword)) for name, keyword in kind.VALIDATORS.items()}
     if "unevaluatedProperties" in checks:
         checks["unevaluatedProperties"] = _without_name_patterns(checks["unevaluatedProperties"])
-    made = extend(kind, checks)
+    bounded_kind = extend(kind, checks)
     # A subschema may name another draft: without this, `jsonschema` would use that draft's unbounded keywords.
-    made.evolve = _evolve
-    made.is_bounded = True
-    return made
+    bounded_kind.evolve = _evolve
+    bounded_kind.is_bounded = True
+    return bounded_kind
 
 
 def _evolve(self: Any, **changes: Any) -> Any:
@@ -107,7 +110,7 @@ def _without_name_patterns(keyword: _Keyword) -> _Keyword:
     def check(validator: Any, value: Any, instance: Any, schema: Any) -> Any:
         if _count.has_name_patterns:  # `jsonschema` would match these patterns with `re`
             raise InvalidPayload(
-                "its schema has unevaluatedProperties with patternProperties, a combination that cannot be checked"
+                "the value cannot be checked: its schema has both unevaluatedProperties and patternProperties"
             )
         return keyword(validator, value, instance, schema)
 
@@ -124,10 +127,10 @@ def _compiled(pattern: str) -> Any:
     try:
         return re2.compile(_UNICODE.sub(_as_re2, pattern), options=options)
     except re2.error as error:
-        said = error.args[0] if error.args else "not understood"
-        said = said.decode(errors="replace") if isinstance(said, bytes) else said
+        reason = error.args[0] if error.args else "not understood"
+        reason = reason.decode(errors="replace") if isinstance(reason, bytes) else reason
         raise InvalidPayload(
-            f"its schema has the pattern {pattern[:200]!r}, which RE2 does not accept: {said}"
+            f"the value cannot be checked: RE2 does not accept the pattern {pattern[:200]!r} of its schema: {reason}"
         ) from None
 
 
@@ -183,7 +186,7 @@ def _unique_items(validator: Any, is_wanted: Any, instance: Any, schema: Any) ->
 
 
 def hashable(value: Any) -> Any:
-    """Return a hashable form of a value, equal for values equal in JSON: 1 equals 1.0, but 1 differs from true."""
+    """Return a hashable form of a value, the same for values that are equal in JSON: 1 and 1.0, but not true."""
     if isinstance(value, dict):
         return "object", frozenset((name, hashable(one)) for name, one in value.items())
     if isinstance(value, list):

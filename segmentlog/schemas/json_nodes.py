@@ -1,7 +1,7 @@
 """A JSON schema as a tree of constraints: each node is one kind of constraint, with ``$ref`` resolved.
 
-    {"type": ["string", "null"], "minLength": 1}      any of: a string with that length, null
-    {"type": "string", "enum": ["a", "b"]}            all of: a string, one of these values
+    {"type": ["string", "null"], "minLength": 1}      a string of at least one character, or null
+    {"type": "string", "enum": ["a", "b"]}            a string, and also one of these values
     {"properties": {...}}                             an object, if the value is an object
 
 Confluent's registry reads schemas in this form (with everit's library), and its rules compare such nodes.
@@ -48,7 +48,7 @@ class Root:
     def identity_of(self, part: Any) -> str:
         """Return the hash of `Node.identity` for a schema in the document, and cache it.
 
-        Without the cache and the hash, time and text would double with each schema that refers twice to the next.
+        A full text of n schemas, each of which refers twice to the next, has 2^n parts. Hashes keep the text short.
         """
         if isinstance(part, Node):
             return part.identity()

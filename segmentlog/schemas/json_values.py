@@ -13,7 +13,7 @@ import referencing.exceptions
 import referencing.jsonschema
 
 from segmentlog.errors import InvalidConfig
-from segmentlog.schemas.json_keywords import begin, bounded
+from segmentlog.schemas.json_keywords import bounded, start_step_count
 from segmentlog.schemas.json_schema import JsonSchema
 from segmentlog.schemas.parsed_schemas import Draft
 from segmentlog.schemas.registry_errors import InvalidPayload
@@ -53,7 +53,9 @@ class JsonSerializer:
         document = {} if text is None else json.loads(text)
         self._title = str(document.get("title", "")) if isinstance(document, dict) else ""
         if not self._title and subject_name_strategy != "topic":
-            raise InvalidConfig("subject_name_strategy", subject_name_strategy, "'topic' for a schema without a title")
+            raise InvalidConfig(
+                "subject_name_strategy", subject_name_strategy, "use 'topic' if the schema has no title"
+            )
         self._source = registry
         self._writers = Writers(registry, options)
         self._validate = validate
@@ -68,17 +70,17 @@ class JsonSerializer:
                 checker(self._source.parsed(record)) if self._validate else (lambda value: None)
             )
         head, encode = encode_head(record.id), msgspec.json.Encoder().encode
-        made: list[bytes | None] = []
+        encoded: list[bytes | None] = []
         for value in values:
             if value is None:
-                made.append(None)
+                encoded.append(None)
                 continue
             try:
                 check(msgspec.to_builtins(value))
-                made.append(head + encode(value))
+                encoded.append(head + encode(value))
             except RecursionError:
                 raise InvalidPayload("the value is nested too deeply") from None
-        return made
+        return encoded
 
 
 class JsonDeserializer:
@@ -134,7 +136,7 @@ def checker(parsed: ParsedSchema) -> Check:
 
     def check(value: Any) -> None:
         try:
-            begin(value, has_name_patterns=has_name_patterns)
+            start_step_count(value, has_name_patterns=has_name_patterns)
             error = jsonschema.exceptions.best_match(validator.iter_errors(value))
         except referencing.exceptions.Unresolvable as unresolvable:
             raise InvalidPayload(f"the value's schema has a reference that does not exist: {unresolvable}") from None

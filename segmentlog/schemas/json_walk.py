@@ -1,4 +1,4 @@
-"""Compares two JSON schemas side by side, and records the changes that affect values of the first schema.
+"""Compares two JSON schemas side by side, and collects the changes that affect values of the first schema.
 
 The names of changes, and which changes are compatible, come from Confluent's registry with its default policy, strict.
 docs/schemas.md lists the keywords that this comparison ignores.
@@ -96,11 +96,11 @@ class JsonDiff:
         self._rules = rules
         self.found: list[Difference] = []
         self._path = ["#"]
-        self._under_way: set[tuple[str, str]] = set()
+        self._open_pairs: set[tuple[str, str]] = set()
         self._steps = 0
         self._characters = 0
 
-    def note(self, kind: str) -> None:
+    def add_difference(self, kind: str) -> None:
         self.found.append((kind, "/".join(self._path)))
 
     @contextmanager
@@ -112,8 +112,8 @@ class JsonDiff:
         finally:
             del self._path[-len(steps) :]
 
-    def apart(self, compare: Callable[[], None]) -> list[Difference]:
-        """Return the differences that ``compare`` finds, without adding them to `found`."""
+    def collect_differences(self, compare: Callable[[], None]) -> list[Difference]:
+        """Call ``compare``, and return the differences that it finds, without adding them to `found`."""
         before, self.found = self.found, []
         try:
             compare()
@@ -126,7 +126,7 @@ class JsonDiff:
     def compare(self, original: Node | None, update: Node | None) -> None:
         if original is None or update is None:
             if original is not update:
-                self.note("SCHEMA_ADDED" if original is None else "SCHEMA_REMOVED")
+                self.add_difference("SCHEMA_ADDED" if original is None else "SCHEMA_REMOVED")
             return
         self._steps += 1
         self._check_steps()
@@ -139,42 +139,42 @@ class JsonDiff:
         )  # nodes are created again on each visit, so compare by identity text
         self._characters += len(pair[0]) + len(pair[1])
         self._check_steps()
-        if pair in self._under_way:
+        if pair in self._open_pairs:
             return  # a recursive schema: the outer comparison of this pair finds its differences
-        self._under_way.add(pair)
+        self._open_pairs.add(pair)
         try:
             self._compare(original, update)
         finally:
-            self._under_way.discard(pair)
+            self._open_pairs.discard(pair)
 
     def _check_steps(self) -> None:
         if self._steps > STEPS_MAX or self._characters > _CHARACTERS_MAX:
             raise InvalidSchema("the schemas are too complex to be compared: simplify their oneOf, anyOf and $ref")
 
     def _compare(self, original: Node, update: Node) -> None:
-        if self._matches_a_part(original, update):
+        if self._matches_part(original, update):
             return
         if original.kind != update.kind:
             if original.kind != FALSE and update.kind != EMPTY:
-                self.note("TYPE_CHANGED")
+                self.add_difference("TYPE_CHANGED")
             return
         compare = self._rules.get(original.kind)
         if compare is not None:
             compare(self, original, update)
 
-    def _matches_a_part(self, original: Node, update: Node) -> bool:
-        """Return whether one schema is combined, and the other is compatible with a part of it."""
+    def _matches_part(self, original: Node, update: Node) -> bool:
+        """Return whether one schema is combined (allOf, anyOf, oneOf), and the other is compatible with a part."""
         if original.kind == COMBINED and update.kind == COMBINED:
             return False
         if update.kind == COMBINED and (len(update.parts) == 1 or update.criterion != "allOf"):
             for part in update.parts:
-                found = self.apart(lambda part=part: self.compare(original, update.child(part)))  # type: ignore[misc]
+                found = self.collect_differences(lambda part=part: self.compare(original, update.child(part)))  # type: ignore[misc]
                 if is_compatible(found):
                     self.found += found
                     return True
         if original.kind == COMBINED and (len(original.parts) == 1 or original.criterion == "allOf"):
             for part in original.parts:
-                found = self.apart(lambda part=part: self.compare(original.child(part), update))  # type: ignore[misc]
+                found = self.collect_differences(lambda part=part: self.compare(original.child(part), update))  # type: ignore[misc]
                 if is_compatible(found):
                     self.found += found
                     return True
@@ -182,20 +182,22 @@ class JsonDiff:
 
     # ------------------------------------------------------------ one keyword
 
-    def limit(self, original: Mapping[str, Any], update: Mapping[str, Any], keyword: str, kind: str) -> None:
+    def compare_limit(self, original: Mapping[str, Any], update: Mapping[str, Any], keyword: str, kind: str) -> None:
         """Compare a keyword that sets an upper or a lower limit."""
         before, after = original.get(keyword), update.get(keyword)
         if before == after:
             return
         with self.at(keyword):
             if before is None:
-                self.note(f"{kind}_ADDED")
+                self.add_difference(f"{kind}_ADDED")
             elif after is None:
-                self.note(f"{kind}_REMOVED")
+                self.add_difference(f"{kind}_REMOVED")
             else:
-                self.note(f"{kind}_{'INCREASED' if after > before else 'DECREASED'}")
+                self.add_difference(f"{kind}_{'INCREASED' if after > before else 'DECREASED'}")
 
-    def rest(self, original: Node, update: Node, keyword: str, kind: str, *, absent: bool | None = True) -> None:
+    def compare_additional(
+        self, original: Node, update: Node, keyword: str, kind: str, *, absent: bool | None = True
+    ) -> None:
         """Compare a keyword for additional content of an object or an array: true, false or a schema.
 
         ``absent`` is the value of a missing keyword.
@@ -205,9 +207,9 @@ class JsonDiff:
             return
         with self.at(keyword):
             if (before is False) != (after is False):
-                self.note(f"{kind}_{'ADDED' if before is False else 'REMOVED'}")
+                self.add_difference(f"{kind}_{'ADDED' if before is False else 'REMOVED'}")
             elif is_anything(before) != is_anything(after):
-                self.note(f"{kind}_{'NARROWED' if is_anything(before) else 'EXTENDED'}")
+                self.add_difference(f"{kind}_{'NARROWED' if is_anything(before) else 'EXTENDED'}")
             elif not is_anything(before):
                 self.compare(original.child(before), update.child(after))
 

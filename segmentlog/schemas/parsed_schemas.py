@@ -14,7 +14,7 @@ from segmentlog.schemas.registry_records import AVRO, Reference, SchemaRecord
 from segmentlog.schemas.registry_state import RegistryState
 from segmentlog.schemas.schema_kind import Dependency, ParsedSchema
 from segmentlog.schemas.schema_parsing import parse
-from segmentlog.schemas.subject_names import context_of, seen_from
+from segmentlog.schemas.subject_names import context_of, resolve_subject
 
 logger = logging.getLogger("segmentlog")
 
@@ -79,18 +79,18 @@ class Library:
     @staticmethod
     def resolve(state: RegistryState, subject: str, reference: Reference) -> tuple[str, int]:
         """Return the (subject, version) that a reference means. Raises `InvalidSchema` if it does not exist."""
-        there = seen_from(reference.subject, subject)
+        referenced = resolve_subject(reference.subject, subject)
         version = reference.version
         if version == LATEST:
-            version = max((one.version for one in state.versions(there)), default=LATEST)
-        if version not in state.subjects.get(there, {}):
+            version = max((one.version for one in state.versions(referenced)), default=LATEST)
+        if version not in state.subjects.get(referenced, {}):
             raise InvalidSchema(
-                f"Invalid schema: no schema reference found for subject '{there}' and version {reference.version}"
+                f"Invalid schema: no schema reference found for subject '{referenced}' and version {reference.version}"
             )
-        return there, version
+        return referenced, version
 
     def earlier(self, state: RegistryState, record: SchemaRecord) -> Earlier:
-        """Return a version as `incompatibilities` takes it; it is parsed on demand."""
+        """Return a version as an `Earlier`, the form that `incompatibilities` takes."""
         return Earlier(
             record.version, record.schema, record.schema_type, lambda: self.parse(state, record.subject, record)
         )
@@ -98,7 +98,7 @@ class Library:
     # ------------------------------------------------------------ identity of schemas
 
     def identity(self, state: RegistryState, subject: str, draft: Draft | SchemaRecord) -> Identity:
-        """Return the identity of a schema: equal for texts that are the same schema.
+        """Return the identity of a schema. Two texts of the same schema have equal identities.
 
         Raises `InvalidSchema`, `MissingPackage`.
         """
@@ -126,14 +126,14 @@ class Library:
         """Return the id of a schema in a context, or None."""
         known = self._ids.setdefault(context, {})
         found = known.get(identity)
-        if found is None or not self._is_still(state, context, found, identity):
+        if found is None or not self._has_identity(state, context, found, identity):
             known.clear()
             for record in state.distinct(context):
                 known.setdefault(self.identity_of_stored(state, record), record.id)
             found = known.get(identity)
         return found
 
-    def _is_still(self, state: RegistryState, context: str, schema_id: int, identity: Identity) -> bool:
+    def _has_identity(self, state: RegistryState, context: str, schema_id: int, identity: Identity) -> bool:
         holders = state.holders(context, schema_id)
         return bool(holders) and self.identity_of_stored(state, holders[0]) == identity
 
@@ -153,7 +153,7 @@ def _characters(key: _Key) -> int:
 
 
 def identity_of(canonical: str, draft: Draft | SchemaRecord) -> Identity:
-    """Return what identifies a schema: its type, canonical text, references, metadata and rules."""
+    """Return the identity of a schema: its type, canonical text, references, metadata and rules."""
     references = sorted((one.name, one.subject, one.version) for one in draft.references)
     more = [references, draft.metadata or None, draft.rule_set or None]
     return draft.schema_type, canonical, msgspec.json.encode(more, order="sorted").decode()

@@ -1,7 +1,7 @@
 """Reads and prints the options of a ``.proto`` file.
 
 Options that Protobuf defines become fields of its options messages. All other options, such as ``(my.option) = 1``,
-stay uninterpreted.
+become uninterpreted options: their names and values as text.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ def read_option(tokens: Tokens, options: Any) -> None:
     parts: list[tuple[str, bool]] = []
     while True:
         if tokens.skip("("):
-            parts.append((tokens.dotted(), True))
+            parts.append((tokens.read_type_name(), True))
             tokens.expect(")")
         else:
-            parts.append((tokens.word(), False))
+            parts.append((tokens.read_name(), False))
         if not tokens.skip("."):
             break
     tokens.expect("=")
@@ -44,7 +44,7 @@ def read_bracketed(tokens: Tokens, options: Any, special: dict[str, Any] | None 
     if not tokens.skip("["):
         return
     while True:
-        if special and tokens.next.text in special and tokens.then("="):
+        if special and tokens.next.text in special and tokens.is_second("="):
             name = tokens.take().text
             tokens.expect("=")
             special[name](tokens)
@@ -58,20 +58,20 @@ def read_bracketed(tokens: Tokens, options: Any, special: dict[str, Any] | None 
 def _read_known(tokens: Tokens, options: Any, field: FieldDescriptor) -> None:
     value: Any
     if field.type == FieldDescriptor.TYPE_BOOL:
-        value = tokens.word()
+        value = tokens.read_name()
         if value not in ("true", "false"):
             tokens.fail(f"option {field.name} must be true or false")
         value = value == "true"
     elif field.type == FieldDescriptor.TYPE_ENUM:
-        name = tokens.word()
+        name = tokens.read_name()
         values = field.enum_type.values_by_name
         if name not in values:
             tokens.fail(f"option {field.name} must be one of {', '.join(values)}")
         value = values[name].number
     elif field.type == FieldDescriptor.TYPE_STRING:
-        value = tokens.text()
+        value = tokens.read_text()
     else:
-        value = tokens.integer()
+        value = tokens.read_integer()
     if field.is_repeated:
         getattr(options, field.name).append(value)
     else:
@@ -81,11 +81,11 @@ def _read_known(tokens: Tokens, options: Any, field: FieldDescriptor) -> None:
 def _read_unknown(tokens: Tokens, option: pb.UninterpretedOption) -> None:
     token = tokens.next
     if token.kind == "string":
-        option.string_value = tokens.string()
-    elif tokens.is_at("{"):
+        option.string_value = tokens.read_string()
+    elif tokens.is_next("{"):
         option.aggregate_value = _braced(tokens)
     elif token.kind == "word":
-        option.identifier_value = tokens.word()
+        option.identifier_value = tokens.read_name()
     else:
         negative = tokens.skip("-") or (tokens.skip("+") and False)
         number = tokens.take()
@@ -167,5 +167,5 @@ def quoted(data: bytes) -> str:
 
 
 def escaped(data: bytes) -> str:
-    """Return bytes with C escapes, the form in which Protobuf also stores the default of a bytes field."""
+    """Return bytes as text with C escapes. Protobuf stores the default of a bytes field in the same form."""
     return "".join(chr(byte) if 32 <= byte < 127 and byte not in b'"\\' else f"\\{byte:03o}" for byte in data)

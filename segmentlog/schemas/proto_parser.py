@@ -53,16 +53,16 @@ class _Parser:
 
     def file(self) -> pb.FileDescriptorProto:
         tokens, file = self._tokens, self._file
-        if tokens.is_at("syntax", "edition"):
+        if tokens.is_next("syntax", "edition"):
             self._syntax(tokens.take().text)
         while tokens.next.kind != "end":
             if tokens.skip(";"):
                 continue
-            word = tokens.word()
+            word = tokens.read_name()
             if word == "import":
                 self._import()
             elif word == "package":
-                file.package = tokens.dotted()
+                file.package = tokens.read_type_name()
                 tokens.expect(";")
             elif word == "option":
                 read_option(tokens, file.options)
@@ -82,7 +82,7 @@ class _Parser:
     def _syntax(self, word: str) -> None:
         tokens = self._tokens
         tokens.expect("=")
-        version = tokens.text()
+        version = tokens.read_text()
         if word == "edition":
             number = pb.Edition.DESCRIPTOR.values_by_name.get(f"EDITION_{version}")
             if number is None:
@@ -97,8 +97,8 @@ class _Parser:
 
     def _import(self) -> None:
         tokens, file = self._tokens, self._file
-        kind = tokens.word() if tokens.is_at("public", "weak") else ""
-        file.dependency.append(tokens.text())
+        kind = tokens.read_name() if tokens.is_next("public", "weak") else ""
+        file.dependency.append(tokens.read_text())
         if kind:
             getattr(file, f"{kind}_dependency").append(len(file.dependency) - 1)
         tokens.expect(";")
@@ -106,7 +106,7 @@ class _Parser:
     # ------------------------------------------------------------ messages
 
     def _message(self, message: pb.DescriptorProto) -> None:
-        message.name = self._tokens.word()
+        message.name = self._tokens.read_name()
         self._body(message)
 
     def _body(self, message: pb.DescriptorProto) -> None:
@@ -117,26 +117,26 @@ class _Parser:
                 continue
             # A type may have any of these words as its name, and a field then starts with it.
             word = tokens.next.text if tokens.next.kind == "word" else ""
-            if word == "message" and not tokens.then("."):
+            if word == "message" and not tokens.is_second("."):
                 tokens.take()
                 self._message(message.nested_type.add())
-            elif word == "enum" and not tokens.then("."):
+            elif word == "enum" and not tokens.is_second("."):
                 tokens.take()
                 self._enum(message.enum_type.add())
-            elif word == "option" and not tokens.then("."):
+            elif word == "option" and not tokens.is_second("."):
                 tokens.take()
                 read_option(tokens, message.options)
                 tokens.expect(";")
-            elif word == "extend" and not tokens.then("."):
+            elif word == "extend" and not tokens.is_second("."):
                 tokens.take()
                 self._extend(message.extension, message.nested_type)
-            elif word == "oneof" and not tokens.then("."):
+            elif word == "oneof" and not tokens.is_second("."):
                 tokens.take()
                 self._oneof(message)
-            elif word == "extensions" and not tokens.then("."):
+            elif word == "extensions" and not tokens.is_second("."):
                 tokens.take()
                 self._extensions(message)
-            elif word == "reserved" and not tokens.then("."):
+            elif word == "reserved" and not tokens.is_second("."):
                 tokens.take()
                 self._reserved(message, _NUMBER_MAX, 1)
             else:
@@ -157,7 +157,7 @@ class _Parser:
 
     def _field(self, field: Any, types: Any, message: pb.DescriptorProto | None, oneof: int | None = None) -> None:
         tokens = self._tokens
-        if tokens.is_at(*_LABELS) and not tokens.then("."):
+        if tokens.is_next(*_LABELS) and not tokens.is_second("."):
             if oneof is not None:
                 tokens.fail("a field of a oneof must not have a label")
             label = tokens.take().text
@@ -168,22 +168,22 @@ class _Parser:
             field.label = _Field.LABEL_OPTIONAL
         if oneof is not None:
             field.oneof_index = oneof
-        if tokens.is_at("map") and tokens.then("<"):
+        if tokens.is_next("map") and tokens.is_second("<"):
             if message is None or oneof is not None:
                 tokens.fail("a map field must be inside a message")
             self._map(field, message)
             return
-        if tokens.is_at("group"):
+        if tokens.is_next("group"):
             tokens.take()
             self._group(field, types)
             return
         self._type(field)
-        field.name = tokens.word()
+        field.name = tokens.read_name()
         self._number(field)
         tokens.expect(";")
 
     def _type(self, field: Any) -> None:
-        name = self._tokens.dotted()
+        name = self._tokens.read_type_name()
         if name in SCALARS:
             field.type = SCALARS[name]
         else:
@@ -192,20 +192,20 @@ class _Parser:
     def _number(self, field: Any) -> None:
         tokens = self._tokens
         tokens.expect("=")
-        field.number = self._number_within(tokens.integer(), 1, _NUMBER_MAX)
+        field.number = self._number_within(tokens.read_integer(), 1, _NUMBER_MAX)
 
         def default(tokens: Tokens) -> None:
             field.default_value = self._default(field)
 
         def json_name(tokens: Tokens) -> None:
-            field.json_name = tokens.text()
+            field.json_name = tokens.read_text()
 
         read_bracketed(tokens, field.options, {"default": default, "json_name": json_name})
 
     def _default(self, field: Any) -> str:
         tokens = self._tokens
         if tokens.next.kind == "string":
-            data = tokens.string()
+            data = tokens.read_string()
             if field.type == _Field.TYPE_BYTES:
                 return escaped(data)
             return data.decode(errors="replace")
@@ -232,7 +232,7 @@ class _Parser:
         value = entry.field.add(name="value", number=2, label=_Field.LABEL_OPTIONAL)
         self._type(value)
         tokens.expect(">")
-        field.name, field.label = tokens.word(), _Field.LABEL_REPEATED
+        field.name, field.label = tokens.read_name(), _Field.LABEL_REPEATED
         self._number(field)
         tokens.expect(";")
         entry.name = "".join(part[:1].upper() + part[1:] for part in field.name.split("_")) + "Entry"
@@ -241,7 +241,7 @@ class _Parser:
         field.type, field.type_name = _Field.TYPE_MESSAGE, f"{message.name}.{entry.name}"
 
     def _group(self, field: Any, types: Any) -> None:
-        name = self._tokens.word()
+        name = self._tokens.read_name()
         field.type, field.type_name, field.name = _Field.TYPE_GROUP, name, name.lower()
         self._number(field)
         message = types.add(name=name)
@@ -250,12 +250,12 @@ class _Parser:
     def _oneof(self, message: pb.DescriptorProto) -> None:
         tokens = self._tokens
         index = len(message.oneof_decl)
-        oneof = message.oneof_decl.add(name=tokens.word())
+        oneof = message.oneof_decl.add(name=tokens.read_name())
         tokens.expect("{")
         while not tokens.skip("}"):
             if tokens.skip(";"):
                 continue
-            if tokens.is_at("option") and not tokens.then("."):
+            if tokens.is_next("option") and not tokens.is_second("."):
                 tokens.take()
                 read_option(tokens, oneof.options)
                 tokens.expect(";")
@@ -265,9 +265,9 @@ class _Parser:
     def _ranges(self, most: int, least: int) -> list[tuple[int, int]]:
         tokens, found = self._tokens, []
         while True:
-            first = last = self._number_within(tokens.integer(), least, most)
+            first = last = self._number_within(tokens.read_integer(), least, most)
             if tokens.skip("to"):
-                last = most if tokens.skip("max") else self._number_within(tokens.integer(), first, most)
+                last = most if tokens.skip("max") else self._number_within(tokens.read_integer(), first, most)
             found.append((first, last))
             if not tokens.skip(","):
                 return found
@@ -287,7 +287,7 @@ class _Parser:
         tokens = self._tokens
         if tokens.next.kind in ("string", "word"):
             while True:
-                holder.reserved_name.append(tokens.text() if tokens.next.kind == "string" else tokens.word())
+                holder.reserved_name.append(tokens.read_text() if tokens.next.kind == "string" else tokens.read_name())
                 if not tokens.skip(","):
                     break
         else:
@@ -298,7 +298,7 @@ class _Parser:
 
     def _extend(self, extensions: Any, types: Any) -> None:
         tokens = self._tokens
-        extendee = tokens.dotted()
+        extendee = tokens.read_type_name()
         tokens.expect("{")
         while not tokens.skip("}"):
             if not tokens.skip(";"):
@@ -309,28 +309,28 @@ class _Parser:
 
     def _enum(self, enum: pb.EnumDescriptorProto) -> None:
         tokens = self._tokens
-        enum.name = tokens.word()
+        enum.name = tokens.read_name()
         tokens.expect("{")
         while not tokens.skip("}"):
             if tokens.skip(";"):
                 continue
-            if tokens.is_at("option") and not tokens.then("="):
+            if tokens.is_next("option") and not tokens.is_second("="):
                 tokens.take()
                 read_option(tokens, enum.options)
                 tokens.expect(";")
-            elif tokens.is_at("reserved") and not tokens.then("="):
+            elif tokens.is_next("reserved") and not tokens.is_second("="):
                 tokens.take()
                 self._reserved(enum, _ENUM_MAX, -_ENUM_MAX - 1)
             else:
-                value = enum.value.add(name=tokens.word())
+                value = enum.value.add(name=tokens.read_name())
                 tokens.expect("=")
-                value.number = self._number_within(tokens.integer(), -_ENUM_MAX - 1, _ENUM_MAX)
+                value.number = self._number_within(tokens.read_integer(), -_ENUM_MAX - 1, _ENUM_MAX)
                 read_bracketed(tokens, value.options)
                 tokens.expect(";")
 
     def _service(self, service: pb.ServiceDescriptorProto) -> None:
         tokens = self._tokens
-        service.name = tokens.word()
+        service.name = tokens.read_name()
         tokens.expect("{")
         while not tokens.skip("}"):
             if tokens.skip(";"):
@@ -344,7 +344,7 @@ class _Parser:
 
     def _method(self, method: pb.MethodDescriptorProto) -> None:
         tokens = self._tokens
-        method.name = tokens.word()
+        method.name = tokens.read_name()
         method.client_streaming, method.input_type = self._message_of_method()
         tokens.expect("returns")
         method.server_streaming, method.output_type = self._message_of_method()
@@ -360,7 +360,7 @@ class _Parser:
     def _message_of_method(self) -> tuple[bool, str]:
         tokens = self._tokens
         tokens.expect("(")
-        streams = not tokens.then(")") and tokens.skip("stream")
-        name = tokens.dotted()
+        streams = not tokens.is_second(")") and tokens.skip("stream")
+        name = tokens.read_type_name()
         tokens.expect(")")
         return streams, name

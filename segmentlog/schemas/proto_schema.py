@@ -22,7 +22,7 @@ from segmentlog.schemas.registry_errors import InvalidSchema
 from segmentlog.schemas.schema_kind import Dependency, ParsedSchema
 
 FILE_NAME: Final = "default"
-"""File name of the schema itself in the descriptor pool: a registered schema has no file name."""
+"""File name of the schema itself in the descriptor pool, because a registered schema has no file name."""
 _BUILT_IN: Final = {
     "google/protobuf/": "google.protobuf",
     "google/type/": "google.type",  # from the package googleapis-common-protos, if it is installed
@@ -42,13 +42,13 @@ class ProtoSchema:
         resolved = pb.FileDescriptorProto()
         self.file.CopyToProto(resolved)
         self.proto: pb.FileDescriptorProto = resolved
-        """The file with full names of types."""
+        """The file; every type in it has its full name."""
         self.canonical = print_file(resolved)
 
     def _add(
         self, file: pb.FileDescriptorProto, others: dict[str, str], within: tuple[str, ...] = ()
     ) -> FileDescriptor:
-        """Add a file to the pool, after its imports."""
+        """Add the imports of a file to the pool, then the file."""
         for name in file.dependency:
             if name in self._added:
                 continue

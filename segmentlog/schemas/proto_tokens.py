@@ -29,7 +29,7 @@ class Token(NamedTuple):
 
 
 class Tokens:
-    """Cursor over the tokens of a text. Methods that read a kind of token raise `InvalidSchema` for any other token."""
+    """Cursor over the tokens of a text. A method that reads a kind of token raises `InvalidSchema` for others."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -53,11 +53,11 @@ class Tokens:
     def next(self) -> Token:
         return self._tokens[self._at]
 
-    def then(self, text: str) -> bool:
-        """Return whether a text is the token after the next token."""
+    def is_second(self, text: str) -> bool:
+        """Return whether the token after the next token has this text."""
         return self._at + 1 < len(self._tokens) and self._tokens[self._at + 1].text == text
 
-    def is_at(self, *texts: str) -> bool:
+    def is_next(self, *texts: str) -> bool:
         return self.next.text in texts and self.next.kind != "string"
 
     def take(self) -> Token:
@@ -68,7 +68,7 @@ class Tokens:
 
     def skip(self, text: str) -> bool:
         """Skip the next token and return True, if it has this text."""
-        if self.is_at(text):
+        if self.is_next(text):
             self._at += 1
             return True
         return False
@@ -77,26 +77,26 @@ class Tokens:
         if not self.skip(text):
             self.fail(f"expected {text!r}")
 
-    def word(self) -> str:
+    def read_name(self) -> str:
         if self.next.kind != "word":
             self.fail("expected a name")
         return self.take().text
 
-    def dotted(self) -> str:
+    def read_type_name(self) -> str:
         """Read the name of a type: ``a.b.C`` or ``.a.b.C``."""
         text = "." if self.skip(".") else ""
-        text += self.word()
+        text += self.read_name()
         while self.skip("."):
-            text += "." + self.word()
+            text += "." + self.read_name()
         return text
 
-    def integer(self) -> int:
+    def read_integer(self) -> int:
         sign = -1 if self.skip("-") else 1
         if self.next.kind != "int":
             self.fail("expected an integer")
         return sign * as_int(self.take().text)
 
-    def string(self) -> bytes:
+    def read_string(self) -> bytes:
         """Read one or more adjacent string literals, and return their concatenation."""
         if self.next.kind != "string":
             self.fail("expected a quoted string")
@@ -105,9 +105,9 @@ class Tokens:
             parts.append(_unescape(self.take().text[1:-1]))
         return b"".join(parts)
 
-    def text(self) -> str:
+    def read_text(self) -> str:
         try:
-            return self.string().decode()
+            return self.read_string().decode()
         except UnicodeDecodeError:
             self.fail("a quoted string is not UTF-8")
 

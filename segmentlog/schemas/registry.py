@@ -73,7 +73,7 @@ class SchemaRegistry(RegistryReads):
     def register(self, subject: str, draft: Draft, *, normalize: bool = False, force: bool = False) -> SchemaRecord:
         """Register a schema as the next version of a subject, and return its record.
 
-        A schema that the subject already has keeps its version. A schema has one id under all subjects of a context.
+        If the subject already has the schema, return that version. All subjects of a context share a schema's id.
         ``force`` skips the compatibility check. Raises `InvalidSchema`, `IncompatibleSchema`, `NotPermitted`,
         `SchemaTooLarge`.
         """
@@ -94,7 +94,7 @@ class SchemaRegistry(RegistryReads):
                     # Compare before taking the lock of the store: comparing takes long, and other processes would wait.
                     scopes.check_register_mode(state, subject, draft.id)
                     self._check_compatible(state, subject, draft, state.versions(subject))
-                    compared = _basis(state, subject)
+                    compared = _comparison_inputs(state, subject)
         with self._journal.writing() as state:
             return self._register(state, subject, draft, normalize=normalize, force=force, compared=compared)
 
@@ -121,7 +121,7 @@ class SchemaRegistry(RegistryReads):
                 f"Subject {subject} already has version {VERSION_MAX}, the highest possible; the schema was not"
                 " registered. Register it under another subject"
             )
-        if not is_import and not force and (compared is None or compared != _basis(state, subject)):
+        if not is_import and not force and (compared is None or compared != _comparison_inputs(state, subject)):
             self._check_compatible(state, subject, draft, state.versions(subject))
         schema_id = self._id_of(state, context, identity, draft)
         record = SchemaRecord(
@@ -142,7 +142,7 @@ class SchemaRegistry(RegistryReads):
     def _id_of(self, state: RegistryState, context: str, identity: Identity, draft: Draft) -> int:
         known = self._library.find_id(state, context, identity)
         if draft.id < 0:
-            return self._journal.next_id(context) if known is None else known
+            return self._journal.assign_id(context) if known is None else known
         holders = state.holders(context, draft.id)
         if holders and self._library.identity_of_stored(state, holders[0]) != identity:
             raise IdDoesNotMatch(f"Overwrite new schema with id {draft.id} is not permitted.")
@@ -168,7 +168,7 @@ class SchemaRegistry(RegistryReads):
         return incompatibilities(level, new, draft.schema_type, others)
 
     def check(self, subject: str, draft: Draft, version: int | str | None = None) -> list[str]:
-        """Return why a schema is incompatible with a subject, or with one version of it; empty if it is compatible.
+        """Return the reasons why a schema is incompatible with a subject, or with one version of it; empty if none.
 
         Every schema is compatible with a subject that does not exist. Raises `InvalidSchema`, `UnknownVersion`.
         """
@@ -190,13 +190,13 @@ class SchemaRegistry(RegistryReads):
     def delete_subject(self, subject: str, *, permanent: bool = False) -> list[int]:
         """Delete all versions of a subject, and return their numbers.
 
-        The deletion is soft by default. ``permanent`` deletes versions permanently that were soft-deleted before.
+        The deletion is soft by default. ``permanent`` requires that the versions are soft-deleted.
         Raises `UnknownSubject`, `SubjectSoftDeleted`, `SubjectNotSoftDeleted`, `ReferenceExists`, `NotPermitted`.
         """
         subject = check_subject(subject)
         with self._journal.writing() as state:
             scopes.check_writable_mode(state, subject)
-            versions, pairs = deletion.of_subject(state, subject, permanent=permanent)
+            versions, pairs = deletion.build_subject_deletion(state, subject, permanent=permanent)
             self._delete(pairs, permanent=permanent)
             return versions
 
@@ -209,13 +209,13 @@ class SchemaRegistry(RegistryReads):
         subject, number = check_subject(subject), check_version(version)
         with self._journal.writing() as state:
             scopes.check_writable_mode(state, subject)
-            found, pairs = deletion.of_version(state, subject, number, permanent=permanent)
+            found, pairs = deletion.build_version_deletion(state, subject, number, permanent=permanent)
             self._delete(pairs, permanent=permanent)
             return found
 
     def _delete(self, pairs: Pairs, *, permanent: bool) -> None:
         if permanent:
-            self._journal.note_ids()
+            self._journal.store_highest_ids()
         self._journal.append(pairs)
 
     # ------------------------------------------------------------ settings
@@ -223,7 +223,7 @@ class SchemaRegistry(RegistryReads):
     def config(self, subject: str | None = None, *, default_to_global: bool = False) -> Mapping[str, Any]:
         """Return the settings of a subject, or the global settings if ``subject`` is None.
 
-        ``default_to_global`` returns every setting that applies to the subject. Raises `NoSubjectConfig`.
+        With ``default_to_global``, include inherited settings. Raises `NoSubjectConfig`.
         """
         subject = None if subject is None else check_scope(subject)
         with self._journal.reading() as state:
@@ -275,7 +275,7 @@ class SchemaRegistry(RegistryReads):
     def mode(self, subject: str | None = None, *, default_to_global: bool = False) -> str:
         """Return the mode of a subject, or the global mode if ``subject`` is None.
 
-        ``default_to_global`` returns the mode that applies to the subject. Raises `NoSubjectMode`.
+        With ``default_to_global``, return the mode that applies, inherited or its own. Raises `NoSubjectMode`.
         """
         subject = None if subject is None else check_scope(subject)
         with self._journal.reading() as state:
@@ -295,9 +295,9 @@ class SchemaRegistry(RegistryReads):
         with self._journal.writing() as state:
             pairs: list[tuple[bytes, bytes | None]] = []
             if mode == scopes.IMPORT and scopes.mode_of(state, subject) != scopes.IMPORT and not force:
-                pairs += deletion.to_import(state, subject)
+                pairs += deletion.build_import_cleanup(state, subject)
             if pairs:
-                self._journal.note_ids()
+                self._journal.store_highest_ids()
             pairs.append((encode_key("MODE", subject), encode_object(subject, {"mode": mode})))
             self._journal.append(pairs)
             return mode
@@ -317,8 +317,8 @@ class SchemaRegistry(RegistryReads):
             return own or scopes.READWRITE
 
 
-def _basis(state: RegistryState, subject: str) -> tuple[Any, ...]:
-    """Return all inputs of a comparison with a new version: the same inputs always give the same result."""
+def _comparison_inputs(state: RegistryState, subject: str) -> tuple[Any, ...]:
+    """Return everything that a comparison with a new version depends on; while it is equal, so is the result."""
     group = scopes.setting_of(state, subject, "compatibilityGroup")
     return scopes.level_of(state, subject), group, tuple(state.versions(subject))
 

@@ -181,7 +181,7 @@ class MissingPackage(SchemaError, ImportError):
 
 
 class InvalidPayload(SchemaError, ValueError):
-    """(why) The bytes lack the head that a serializer writes, or the value violates its schema."""
+    """(why) The bytes do not start with magic byte and schema id, or the value violates its schema."""
 
     code = 42201
 

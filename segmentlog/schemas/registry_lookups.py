@@ -17,7 +17,7 @@ from segmentlog.schemas.registry_records import SchemaRecord
 from segmentlog.schemas.registry_state import RegistryState
 from segmentlog.schemas.schema_kind import TYPES, ParsedSchema
 from segmentlog.schemas.schemas_topic import SchemaJournal
-from segmentlog.schemas.subject_names import DEFAULT_CONTEXT, check_subject, context_of, seen_from
+from segmentlog.schemas.subject_names import DEFAULT_CONTEXT, check_subject, context_of, resolve_subject
 
 VERSION_MAX: Final = (1 << 31) - 1
 
@@ -87,7 +87,7 @@ class RegistryReads:
         raise UnknownVersion(number)
 
     def by_id(self, schema_id: int, subject: str | None = None) -> SchemaRecord:
-        """Return the schema with an id, also if it is soft-deleted. Raises `UnknownSchema`.
+        """Return the schema with an id, even if it is soft-deleted. Raises `UnknownSchema`.
 
         The id belongs to the context of ``subject``, or to the default context without ``subject``.
         """
@@ -108,7 +108,7 @@ class RegistryReads:
         contexts = [context_of(subject)] if subject else [DEFAULT_CONTEXT]
         if subject and contexts == [DEFAULT_CONTEXT] and not state.subjects.get(subject):
             # The caller may name a subject without its context: search every context that has the subject.
-            contexts += [one for one in state.contexts() if seen_from(subject, f":{one}:") in state.subjects]
+            contexts += [one for one in state.contexts() if resolve_subject(subject, f":{one}:") in state.subjects]
         for context in contexts:
             if found := state.holders(context, schema_id):
                 return found

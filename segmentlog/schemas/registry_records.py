@@ -4,7 +4,7 @@
                                                                 "references":[..],"schema":"..","deleted":false}
     {"keytype":"CONFIG","subject":"s","magic":0}               {"subject":"s","compatibilityLevel":"FULL", ..}
     {"keytype":"MODE","subject":"s","magic":0}                 {"subject":"s","mode":"READONLY"}
-    {"keytype":"DELETE_SUBJECT","subject":"s","magic":0}       {"subject":"s","version":2}: soft, up to this version
+    {"keytype":"DELETE_SUBJECT","subject":"s","magic":0}       {"subject":"s","version":2}: soft-delete versions up to 2
     {"keytype":"CLEAR_SUBJECT","subject":"s","magic":0}        {"subject":"s"}: no version remains
     {"keytype":"CONTEXT","tenant":"default","context":".c","magic":0}
     {"keytype":"NOOP","magic":0}                               no content: a registry became the leader
@@ -107,7 +107,7 @@ def decode_schema(value: bytes) -> SchemaRecord:
 
 
 def decode_object(value: bytes) -> dict[str, Any]:
-    """Decode the value of any other key. Raises ValueError."""
+    """Decode the value of any key except SCHEMA. Raises ValueError."""
     return _objects.decode(value)
 
 
@@ -116,7 +116,7 @@ def encode_schema_key(subject: str, version: int) -> bytes:
 
 
 def encode_key(keytype: str, subject: str | None) -> bytes:
-    """Encode a key of a type that has no version."""
+    """Encode a key of any type except SCHEMA, whose keys also have a version."""
     if subject is None:
         return _encode({"keytype": keytype, "magic": 0})
     return _encode({"keytype": keytype, "subject": subject, "magic": 0})
@@ -144,7 +144,7 @@ def encode_schema(record: SchemaRecord) -> bytes:
 
 
 def encode_object(subject: str | None, fields: Mapping[str, Any]) -> bytes:
-    """Encode a value, with its subject if it has one."""
+    """Encode a value; add the subject, unless it is None."""
     return _encode(({"subject": subject} if subject is not None else {}) | dict(fields))
 
 

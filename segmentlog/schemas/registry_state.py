@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from segmentlog.schemas.registry_records import Key, SchemaRecord, decode_key, decode_object, decode_schema
-from segmentlog.schemas.subject_names import bare_name, context_of, seen_from
+from segmentlog.schemas.subject_names import bare_name, context_of, resolve_subject
 
 logger = logging.getLogger("segmentlog")
 
@@ -19,7 +19,7 @@ Place = tuple[str, int]
 
 
 class RegistryState:
-    """State of the registry after a prefix of the topic. Not thread-safe."""
+    """State of the registry after the records that were applied so far. Not thread-safe."""
 
     def __init__(self) -> None:
         self.subjects: dict[str, Versions] = {}
@@ -33,12 +33,12 @@ class RegistryState:
         self.modes: dict[str | None, str] = {}
         self.referrers: dict[Place, dict[Place, None]] = {}
 
-    def take_in(self, key: bytes | None, value: bytes | None) -> None:
+    def apply_record(self, key: bytes | None, value: bytes | None) -> None:
         """Apply the next record of the topic; skip other record types, and log a record that cannot be read."""
         try:
-            what = decode_key(key)
-            if what is not None:
-                self._apply(what, value)
+            decoded_key = decode_key(key)
+            if decoded_key is not None:
+                self._apply(decoded_key, value)
         except (ValueError, msgspec.DecodeError) as error:
             logger.warning(
                 "schema registry: skipped a record of topic _schemas with key %r: %s", (key or b"")[:200], error
@@ -78,20 +78,20 @@ class RegistryState:
                 raise ValueError("key and value name different versions")
             self.highest[context] = max(record.id, self.highest.get(context, 0))
             holder = next((self.record(other) for other in ids.get(record.id, {}) if other != place), None)
-            if holder is not None and not _same(holder, record):
+            if holder is not None and not _have_same_text(holder, record):
                 raise ValueError(
                     f"id {record.id} belongs to another schema, version {holder.version} of subject {holder.subject}"
                 )
-        self._forget(place)
+        self._remove_version(place)
         if record is None:
             return
         self.subjects.setdefault(subject, {})[version] = record
         ids.setdefault(record.id, {})[place] = None
         for reference in record.references:
-            there = (seen_from(reference.subject, subject), reference.version)
-            self.referrers.setdefault(there, {})[place] = None
+            referenced = (resolve_subject(reference.subject, subject), reference.version)
+            self.referrers.setdefault(referenced, {})[place] = None
 
-    def _forget(self, place: Place) -> None:
+    def _remove_version(self, place: Place) -> None:
         subject, version = place
         versions = self.subjects.get(subject, {})
         record = versions.pop(version, None)
@@ -104,8 +104,8 @@ class RegistryState:
         if not ids[record.id]:
             del ids[record.id]
         for reference in record.references:
-            there = (seen_from(reference.subject, subject), reference.version)
-            self.referrers.get(there, {}).pop(place, None)
+            referenced = (resolve_subject(reference.subject, subject), reference.version)
+            self.referrers.get(referenced, {}).pop(place, None)
 
     # ------------------------------------------------------------ lookups
 
@@ -123,7 +123,7 @@ class RegistryState:
         return [self.record(place) for place in self.ids.get(context, {}).get(schema_id, {})]
 
     def distinct(self, context: str) -> Iterator[SchemaRecord]:
-        """Yield one record for each id of a context, in the order of ids."""
+        """Yield one version of each id of a context, in the order of ids."""
         ids = self.ids.get(context, {})
         for schema_id in sorted(ids):
             yield self.record(next(iter(ids[schema_id])))
@@ -142,11 +142,11 @@ class RegistryState:
 
         After ``:*:`` the prefix matches subjects of all contexts. Without a context it matches the default context.
         """
-        every = prefix.startswith(":*:")
+        in_all_contexts = prefix.startswith(":*:")
         prefix = prefix.removeprefix(":*:")
         found = []
         for subject, versions in self.subjects.items():
-            if not (bare_name(subject).startswith(prefix) if every else _fits(subject, prefix)):
+            if not (bare_name(subject).startswith(prefix) if in_all_contexts else _has_prefix(subject, prefix)):
                 continue
             is_deleted = all(record.deleted for record in versions.values())
             if is_deleted if only_deleted else deleted or not is_deleted:
@@ -154,10 +154,10 @@ class RegistryState:
         return sorted(found)
 
 
-def _fits(subject: str, prefix: str) -> bool:
+def _has_prefix(subject: str, prefix: str) -> bool:
     return subject.startswith(prefix) and (prefix.startswith(":") or not subject.startswith(":."))
 
 
-def _same(one: SchemaRecord, other: SchemaRecord) -> bool:
+def _have_same_text(first: SchemaRecord, second: SchemaRecord) -> bool:
     """Return whether two records have the same schema text and type."""
-    return (one.schema, one.schema_type) == (other.schema, other.schema_type)
+    return (first.schema, first.schema_type) == (second.schema, second.schema_type)

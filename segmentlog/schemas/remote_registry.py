@@ -18,7 +18,7 @@ from segmentlog.schemas.registry_errors import RegistryUnavailable, RemoteError,
 from segmentlog.schemas.registry_records import Reference, SchemaRecord, decode_schema
 from segmentlog.schemas.schema_kind import Dependency, ParsedSchema
 from segmentlog.schemas.schema_parsing import parse
-from segmentlog.schemas.subject_names import seen_from
+from segmentlog.schemas.subject_names import resolve_subject
 from segmentlog.storage import fork_safety
 
 _TYPE: Final = "application/vnd.schemaregistry.v1+json"
@@ -114,9 +114,9 @@ class RemoteRegistry:
         for reference in references:
             if reference.name in found or len(found) > _REFERENCES_MAX:
                 continue
-            there = seen_from(reference.subject, subject)
-            record = self.version(there, reference.version)
-            self._gather(there, record.references, found)
+            referenced = resolve_subject(reference.subject, subject)
+            record = self.version(referenced, reference.version)
+            self._gather(referenced, record.references, found)
             found[reference.name] = Dependency(reference.name, record.schema)
 
     # ------------------------------------------------------------ HTTP requests

@@ -1,4 +1,4 @@
-"""Format of a record's head, which names the schema that the record was written with.
+"""Format of the first bytes of a record, which name the schema that the record was written with.
 
 magic       u8    0
 schema id   u32   big-endian

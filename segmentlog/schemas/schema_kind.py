@@ -26,7 +26,7 @@ class ParsedSchema(Protocol):
         """The schema's text without insignificant parts such as white space. The registry stores this text."""
 
     def normalized(self) -> str:
-        """Return the canonical text with unordered parts sorted, so that more texts count as the same schema."""
+        """Return the canonical text, with every list sorted whose order has no meaning."""
 
     def formatted(self, shape: str) -> str:
         """Return the schema's text in a named format. Raises `InvalidSchema` for an unknown format."""

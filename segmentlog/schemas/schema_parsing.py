@@ -13,7 +13,7 @@ TEXT_MAX: Final = 1 << 20
 
 
 def parse(schema_type: str, text: str, dependencies: Sequence[Dependency] = ()) -> ParsedSchema:
-    """Parse a schema of one of `TYPES`. Each dependency must come before the dependencies that refer to it.
+    """Parse a schema of one of `TYPES`. A dependency that refers to others must come after them.
 
     Raises `InvalidSchema`, and `MissingPackage` if the package that reads this type is not installed.
     """

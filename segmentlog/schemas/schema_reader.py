@@ -20,7 +20,7 @@ Decode = Callable[[bytes], T]
 class Readers(Generic[T]):
     """Cache of one decoder for each schema id.
 
-    ``make`` creates the decoder of a schema. Thread-safe; two threads may create the same decoder.
+    ``make`` creates the decoder of a schema. Thread-safe, but two threads may create the same decoder at once.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class Readers(Generic[T]):
         self._known: dict[int, Decode[T]] = {}
 
     def decode_all(self, data: Sequence[bytes | None]) -> list[T | None]:
-        """Decode values in order, and keep each None. Raises `InvalidPayload` and the errors of the decoder."""
+        """Decode values in order; None stays None. Raises `InvalidPayload` and the errors of the decoder."""
         return [None if blob is None else self.decode(blob) for blob in data]
 
     def decode(self, blob: bytes) -> T:

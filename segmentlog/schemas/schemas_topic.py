@@ -56,10 +56,10 @@ class SchemaJournal:
         self._compaction = InternalCompaction()
         self._unreadable: set[int] = set()
         """Offsets of unreadable batches that were logged."""
-        self._begin_anew()
-        fork_safety.on_fork(self, "_begin_anew")
+        self._discard_state()
+        fork_safety.on_fork(self, "_discard_state")
 
-    def _begin_anew(self) -> None:
+    def _discard_state(self) -> None:
         """Discard the state, and read the topic from its start.
 
         A forked child needs this: a thread of the parent may have been changing the state during the fork.
@@ -70,14 +70,14 @@ class SchemaJournal:
 
     @interrupt_safe_context
     def reading(self) -> Iterator[RegistryState]:
-        """Hold the state, current with the topic, and keep other threads from changing it."""
+        """Yield the state, updated with all records of the topic. Other threads cannot change it within the block."""
         with self._mutex:
             self._catch_up()
             yield self._state
 
     @interrupt_safe_context
     def writing(self) -> Iterator[RegistryState]:
-        """Hold the state as `reading` does, and the lock of the store, so that only this process can append.
+        """Yield the state as `reading` does, and hold the store's lock, so that no other process can append.
 
         Raises `ReadOnlyStore`, and `NotPermitted` if the topic's settings could lose schemas.
         """
@@ -85,7 +85,7 @@ class SchemaJournal:
         with self._lock.hold(), self._mutex:
             self._catch_up()
             if self._log is not None:
-                self._check_fit(self._log)
+                self._check_topic_settings(self._log)
             yield self._state
 
     # ------------------------------------------------------------ reading
@@ -95,17 +95,17 @@ class SchemaJournal:
         if log is None:
             return
         try:
-            self._follow(log)
+            self._apply_new_records(log)
         except (LogTruncated, OffsetOutOfRange):  # records in the state no longer exist: rebuild the state
             self._state, self._position = RegistryState(), log.log_start_offset
-            self._follow(log)
+            self._apply_new_records(log)
 
-    def _follow(self, log: Partition) -> None:
+    def _apply_new_records(self, log: Partition) -> None:
         while self._position != log.log_end_offset:
             before = self._position
             for batch in log.read(self._position, on_skip=self._skip):
                 for key, value in zip(batch.keys, batch.values, strict=True):
-                    self._state.take_in(key, value)
+                    self._state.apply_record(key, value)
                 self._compaction.count()
                 self._position = batch.next_offset
             if self._position == before:
@@ -136,8 +136,8 @@ class SchemaJournal:
 
     # ------------------------------------------------------------ writing
 
-    def _check_fit(self, log: Partition) -> None:
-        """Raise `NotPermitted` for a topic that would lose schemas, or the order of its records."""
+    def _check_topic_settings(self, log: Partition) -> None:
+        """Raise `NotPermitted` if the topic deletes old records, or has several partitions and so no order."""
         if "delete" in str(log.config.cleanup_policy):
             raise NotPermitted(
                 f"topic {SCHEMAS_TOPIC} has cleanup.policy={log.config.cleanup_policy}, which would delete old schemas."
@@ -150,10 +150,10 @@ class SchemaJournal:
             )
 
     def append(self, pairs: Pairs) -> None:
-        """Append records as one durable batch, and apply them to the state; call it within `writing`.
+        """Append records as one durable batch, and apply them to the state. Call it within `writing`.
 
-        Raises `SchemaTooLarge`, `DiskFull` and the other errors of `Partition.append`. After an error nothing has
-        changed, except after a failed fsync: the records were appended then.
+        Raises `SchemaTooLarge`, `DiskFull` and the other errors of `Partition.append`. An error means
+        that no record was appended, unless the fsync failed: then the records were appended but may be lost.
         """
         if self._find_log() is None:
             self._log = self._topics.internal_topic(SCHEMAS_TOPIC, 1, _SETTINGS).partition(0)
@@ -165,7 +165,7 @@ class SchemaJournal:
             raise SchemaTooLarge(
                 f"the schema is too large for topic {SCHEMAS_TOPIC}, and was not registered: {error}"
             ) from None
-        self._follow(log)
+        self._apply_new_records(log)
         self._compaction.compact_if_due(log)
 
     def make_durable(self) -> None:
@@ -173,10 +173,11 @@ class SchemaJournal:
         if self._log is not None and not self._topics.read_only:
             self._log.sync_upto(self._position)
 
-    def next_id(self, context: str) -> int:
-        """Assign an id that no schema of the context has or had, durably; call it within `writing`.
+    def assign_id(self, context: str) -> int:
+        """Return a new schema id, which no schema of the context has or had. Call it within `writing`.
 
-        Raises `NotPermitted` after the highest possible id, which an import may have used.
+        The file `@schemas` contains the id, synced, when this returns. Raises `NotPermitted` if the context already
+        has the highest possible id, for example by an import.
         """
         known = self._read_highest()
         number = max(known.get(context, 0), self._state.highest.get(context, 0)) + 1
@@ -188,8 +189,8 @@ class SchemaJournal:
         self._write_highest({**known, context: number})
         return number
 
-    def note_ids(self) -> None:
-        """Store the highest assigned ids before a deletion removes schemas; call it within `writing`."""
+    def store_highest_ids(self) -> None:
+        """Store the highest assigned ids, before a deletion removes their schemas. Call it within `writing`."""
         known = self._read_highest()
         wanted = {**known}
         for context, number in self._state.highest.items():

@@ -1,4 +1,4 @@
-"""Settings and modes that apply to a subject: its own, else its context's, else the global value."""
+"""Find the settings and the mode that apply to a subject: its own, else those of its context, else the global ones."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def bare_name(subject: str) -> str:
 
 
 def check_subject(subject: object) -> str:
-    """Return a subject's name as the registry stores it: ``:.:name`` is ``name``. Raises `InvalidSubject`."""
+    """Return a subject's name as the registry stores it: ``name`` for ``:.:name``. Raises `InvalidSubject`."""
     if not isinstance(subject, str) or not subject.isprintable() or not subject:
         raise InvalidSubject(subject)
     if subject.startswith(":.:"):
@@ -59,8 +59,8 @@ def context_scope(context: str) -> str | None:
     return None if context == DEFAULT_CONTEXT else f":{context}:"
 
 
-def seen_from(subject: str, parent: str) -> str:
-    """Return the subject that a name means in a schema of ``parent``: without a context, that of ``parent``."""
+def resolve_subject(subject: str, parent: str) -> str:
+    """Return the full name of a subject that a schema of ``parent`` names: by default in the context of ``parent``."""
     context = context_of(parent)
     if subject.startswith(":.") or context == DEFAULT_CONTEXT:
         return subject[3:] if subject.startswith(":.:") else subject

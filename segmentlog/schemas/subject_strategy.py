@@ -1,4 +1,4 @@
-"""Subjects and schemas of serializers: the subject of a topic's values, and the schema to write them with."""
+"""Find the subject of a topic's values, and the schema with which a serializer writes them."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ class WriterOptions(NamedTuple):
     normalize: bool
 
     def check(self, has_schema: bool) -> None:
-        """Raise `InvalidConfig` for options that exclude each other."""
+        """Raise `InvalidConfig` for options that contradict each other."""
         if self.strategy not in STRATEGIES:
             raise InvalidConfig("subject_name_strategy", self.strategy, ", ".join(map(repr, STRATEGIES)))
         if self.use_latest_version and self.auto_register:
-            raise InvalidConfig("use_latest_version", True, "False, or True with auto_register=False")
+            raise InvalidConfig("use_latest_version", True, "use False, or also auto_register=False")
         if not has_schema and not self.use_latest_version:
-            raise InvalidConfig("schema", None, "a schema, or use_latest_version=True for the registered schema")
+            raise InvalidConfig("schema", None, "give a schema, or use_latest_version=True for the registered schema")
         if not has_schema and self.strategy != "topic":
-            raise InvalidConfig("subject_name_strategy", self.strategy, "'topic' without a schema")
+            raise InvalidConfig("subject_name_strategy", self.strategy, "use 'topic' without a schema")
 
 
 class Writers:
-    """Cache of the schema to write with, for each subject. Thread-safe."""
+    """Cache of the schema that a serializer writes with, for each subject. Thread-safe."""
 
     def __init__(self, source: SchemaSource, options: WriterOptions) -> None:
         self._source = source
@@ -74,7 +74,7 @@ class Writers:
                 return f"{topic}-{'key' if self._options.is_key else 'value'}"
 
     def find(self, topic: str, record_name: str, make_draft: Callable[[str], Draft | None]) -> SchemaRecord:
-        """Return the schema to write a topic's values with, and register it if needed. Raises the registry's errors."""
+        """Return the schema of a topic's values; register it first if necessary. Raises the registry's errors."""
         subject = self.subject(topic, record_name)
         found = self._found.get(subject)
         if found is None:

@@ -10,13 +10,13 @@
     allow "User:CN=Ann Lee,O=Acme"  read  "topic:clicks"
 
 Operations: all read write create delete alter describe cluster-action describe-configs alter-configs idempotent-write.
-A word with spaces or quotes, or with a ``#`` at its start, is written as a JSON string. ``topic:`` takes a star at the
-end for a prefix; ``group=raw*`` is the one group whose name ends with a star. Text after ``#`` is a comment, which
-stays when a Kafka client adds or deletes rules.
+A word with spaces or quotes, or with a ``#`` at its start, is written as a JSON string. After ``topic:``, a star at the
+end of the name means a prefix; ``group=raw*`` means only the group whose name is ``raw*``. Text after ``#`` is a
+comment. When a Kafka client adds or deletes rules, comments remain.
 
 A malformed line makes the whole file invalid. A rule that is probably a mistake causes a warning, for example one for a
-group name with a comma. So does a rule that can never apply: its topic name is not valid, or a client cannot have its
-address. Clients cannot add such a rule. In a file it is only a warning, because older servers wrote such rules.
+group name with a comma. A rule that can never apply also causes a warning: its topic name is not valid, or no client
+can have its address. Kafka clients cannot add such a rule, but files of older servers contain some.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def parse_acls(path: str, data: bytes) -> Acls:
 
 
 def with_rules(path: str, data: bytes, added: Iterable[Rule]) -> bytes:
-    """Return the file with rules added at its end, except those that it already contains."""
+    """Return the file's text with rules added at its end, except rules that it already contains."""
     existing = set(parse_acls(path, data).rules)
     text = data.decode()
     if text and not text.endswith("\n"):
@@ -101,7 +101,7 @@ def with_rules(path: str, data: bytes, added: Iterable[Rule]) -> bytes:
 
 
 def without_rules(path: str, data: bytes, is_unwanted: Callable[[Rule], bool]) -> tuple[bytes, list[Rule]]:
-    """Return (the file without the matching rules and otherwise unchanged, the removed rules)."""
+    """Return (the file's text without the matching rules and otherwise unchanged, the removed rules)."""
     removed: list[Rule] = []
     kept: list[str] = []
     for text, line in zip(data.decode().split("\n"), _lines(path, data), strict=True):
@@ -189,7 +189,7 @@ def _warnings(line: _Line) -> Iterator[str]:
 
 
 def normal_host(host: str) -> str:
-    """Return the canonical form of an address; "" if it is not one. A mapped IPv4 address becomes IPv4."""
+    """Return the canonical form of an address, IPv4 if it is mapped to IPv6; "" if the text is not an address."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

@@ -68,14 +68,14 @@ _IMPLIED_BY: Final = {
 }
 
 
-def is_about(rule: Rule, operation: Operation) -> bool:
-    """Return whether a rule applies to the operation: by name, as ALL, or because an allowed operation implies it."""
+def applies_to_operation(rule: Rule, operation: Operation) -> bool:
+    """Return whether a rule applies to the operation: it names the operation or ALL, or allows one that implies it."""
     return rule.operation in (operation, Operation.ALL) or (
         rule.permission is Permission.ALLOW and rule.operation in _IMPLIED_BY.get(operation, ())
     )
 
 
-def is_for(rule: Rule, principal: Principal, host: str) -> bool:
+def applies_to_client(rule: Rule, principal: Principal, host: str) -> bool:
     """Return whether a rule applies to the principal and the address."""
     return rule.principal in (ANYBODY, str(principal)) and rule.host in (ANYTHING, host)
 
@@ -91,7 +91,7 @@ class RuleIndex:
             by_name.setdefault(rule.name, []).append(rule)
         self._lengths = sorted({len(prefix) for prefix in self._prefixed})
 
-    def _about(self, name: str) -> Iterator[Rule]:
+    def _rules_for_name(self, name: str) -> Iterator[Rule]:
         yield from self._literal.get(name, ())
         if name != ANYTHING:
             yield from self._literal.get(ANYTHING, ())
@@ -103,22 +103,22 @@ class RuleIndex:
     def allow(self, principal: Principal, host: str, operation: Operation, name: str) -> bool:
         """Return whether the rules allow the operation on the named resource."""
         is_allowed = False
-        for rule in self._about(name):
-            if is_for(rule, principal, host) and is_about(rule, operation):
+        for rule in self._rules_for_name(name):
+            if applies_to_client(rule, principal, host) and applies_to_operation(rule, operation):
                 if rule.permission is Permission.DENY:
                     return False
                 is_allowed = True
         return is_allowed
 
     def allow_any(self, principal: Principal, host: str, operation: Operation) -> bool:
-        """Return whether the rules allow the operation on at least one name.
+        """Return whether the rules allow the operation on at least one resource name.
 
-        They do if there is an allowing rule of which no single denying rule covers all names.
+        They do if a rule allows names that no single rule denies completely.
         """
         allowed: list[Rule] = []
         denied_names, denied_prefixes = set(), set()
         for rule in self._all():
-            if is_for(rule, principal, host) and is_about(rule, operation):
+            if applies_to_client(rule, principal, host) and applies_to_operation(rule, operation):
                 if rule.permission is Permission.ALLOW:
                     allowed.append(rule)
                 elif rule.pattern is Pattern.PREFIXED:
@@ -128,7 +128,7 @@ class RuleIndex:
                 else:
                     denied_names.add(rule.name)
         return any(
-            not any(_start(rule).startswith(prefix) for prefix in denied_prefixes)
+            not any(_common_prefix(rule).startswith(prefix) for prefix in denied_prefixes)
             and not (rule.pattern is Pattern.LITERAL and rule.name in denied_names)
             for rule in allowed
         )
@@ -139,8 +139,8 @@ class RuleIndex:
                 yield from rules
 
 
-def _start(rule: Rule) -> str:
-    """Return the prefix that all resource names of a rule have."""
+def _common_prefix(rule: Rule) -> str:
+    """Return the longest common prefix of the resource names to which a rule applies."""
     return "" if rule.pattern is Pattern.LITERAL and rule.name == ANYTHING else rule.name
 
 
@@ -152,19 +152,19 @@ _PATTERNS: Final = frozenset((_ANY, _MATCH, *Pattern))
 
 
 class RuleFilter(NamedTuple):
-    """Filter of rules. The number 1 and the text None match everything."""
+    """Filter of rules. A number of 1 matches every number, and None matches every text."""
 
     resource_type: int
     name: str | None
     pattern: int
-    """Or 2: all patterns that match a resource of this name."""
+    """A `Pattern`; or 1: every pattern; or 2: every pattern that matches a resource of this name."""
     principal: str | None
     host: str | None
     operation: int
     permission: int
 
     def is_known(self) -> bool:
-        """Return whether this version knows all values of the filter."""
+        """Return whether this version supports all values of the filter."""
         return (
             self.resource_type in (_ANY, *ResourceType)
             and self.pattern in _PATTERNS

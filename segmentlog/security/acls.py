@@ -13,8 +13,8 @@ from segmentlog.security.security_errors import SecurityFileError
 from segmentlog.security.watched_file import CHECK_INTERVAL_S, WatchedFile, reloads
 from segmentlog.storage.fs import FileSystem
 
-_KNOWN_MAX: Final = 20_000
-"""Cached decisions. At the limit the cache is cleared, because clients may use any number of names."""
+_CACHED_MAX: Final = 20_000
+"""Maximum number of cached decisions: then the cache is cleared, because clients may use any number of names."""
 
 
 class _CachedDecisions:
@@ -31,7 +31,7 @@ class _CachedDecisions:
     def decide(
         self, principal: Principal, host: str, operation: Operation, resource_type: ResourceType, name: str | None
     ) -> bool:
-        """Decide, and cache the decision; with ``name`` None for any resource of the type."""
+        """Return whether the operation is allowed, and cache this; with ``name`` None, on any resource of the type."""
         if str(principal) in self._super_users:
             is_allowed = True
         else:
@@ -41,7 +41,7 @@ class _CachedDecisions:
                 is_allowed = index.allow_any(principal, normal, operation)
             else:
                 is_allowed = index.allow(principal, normal, operation, name)
-        if len(self.cached) >= _KNOWN_MAX:
+        if len(self.cached) >= _CACHED_MAX:
             self.cached.clear()
         self.cached[principal, host, operation, resource_type, name] = is_allowed
         return is_allowed
@@ -58,7 +58,7 @@ def _log_warnings(decisions: _CachedDecisions) -> None:
 
 
 class Authorizer:
-    """Authorizes by the rules of an ACL file, which are at most half a second old. Thread-safe.
+    """Authorizes by the rules of an ACL file, as of at most half a second ago. Thread-safe.
 
     The constructor raises `SecurityFileError` and OSError for an unusable file. If the file becomes unusable later, the
     previous rules stay in effect, and an error is logged.
@@ -110,7 +110,7 @@ class Authorizer:
         return False
 
     def refresh(self) -> None:
-        """Reload the file if it changed, as each decision does. A server calls this in case it has no clients."""
+        """Reload the file if it changed, as each decision does. A server without clients calls this to log changes."""
         self._file.current()
 
     def reload(self) -> None:

@@ -1,4 +1,4 @@
-"""Choose whose connection or request is dropped at a limit: one of the address that has the most."""
+"""Choose the connection or request to drop at a limit: one of the address that has the most."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 _IPV6_NETWORK_GROUPS = 4
-"""A customer has at least an IPv6 /64, and can use each of its addresses."""
+"""An internet provider's customer has at least an IPv6 /64, and can use each address in it."""
 
 
 class ByAddress(Generic[T]):
@@ -55,8 +55,8 @@ class ByAddress(Generic[T]):
     def oldest(self, host: str | None = None, may_be: Callable[[T], bool] | None = None) -> T | None:
         """Return the oldest item of the address with the most items, or of ``host`` if given, or else None.
 
-        With ``may_be``, return the oldest item for which ``may_be`` returns True. Try the addresses in order of their
-        number of items, from the most on.
+        With ``may_be``, return the oldest item for which ``may_be`` returns True. The address with the most items comes
+        first, then the address with the next lower number.
         """
         if may_be is None:
             return next(iter(self._crowd(host)), None)

@@ -23,7 +23,7 @@ _IP_ADDRESS: Final = 0x87
 
 
 def alternative_names(certificate: bytes) -> tuple[str, ...]:
-    """Return the DNS names and IP addresses of a certificate (DER), in its order.
+    """Return the DNS names and IP addresses of a certificate (DER), in the order of the certificate.
 
     Raises ValueError when the bytes are not a certificate.
     """
@@ -85,7 +85,7 @@ def names_in(cert_path: str) -> tuple[str, ...]:
 
 
 def _names_in(cert_path: str) -> tuple[str, ...] | None:
-    """Return None if the file has no certificate, which is reported when it is loaded."""
+    """Return the names, or None if the file has no certificate; loading the file then reports an error."""
     try:
         with open(cert_path, encoding="latin-1") as file:
             found = _PEM.search(file.read())
@@ -94,17 +94,17 @@ def _names_in(cert_path: str) -> tuple[str, ...] | None:
         return None
 
 
-def uncovered(cert_path: str, host: str) -> str | None:
+def explain_uncovered_name(cert_path: str, host: str) -> str | None:
     """Return why clients that connect to ``host`` will reject the certificate, with a remedy; None if they accept it.
 
-    An unreadable file, which is reported when it is loaded, also returns None.
+    If the file is unreadable, return None as well; loading the file then reports an error.
     """
     names = _names_in(cert_path)
     if names is None or covers(names, host):
         return None
-    there = f"is for {', '.join(names)}" if names else "has no subjectAltName"
+    coverage = f"is for {', '.join(names)}" if names else "has no subjectAltName"
     instead = f"one of its names ({names[0]}:PORT)" if names else "a name that the certificate is for"
     return (
-        f"{cert_path}: the certificate {there}, but clients are told to connect to {host}: they will refuse it."
+        f"{cert_path}: the certificate {coverage}, but clients are told to connect to {host}: they will refuse it."
         f" Set --advertise to {instead}, or use a certificate that has {host} in its subjectAltName"
     )

@@ -1,8 +1,8 @@
 """Detect HTTP requests that a page of another site makes a visitor's browser send.
 
-DNS rebinding   the page's host name resolves to this machine, so that the page may read responses. The request has that
-                name in its Host header, so the server accepts only names of this machine
-cross-site      browsers send the origin of a request in Sec-Fetch-Site or Origin; other programs send neither
+DNS rebinding   The page's host name resolves to this machine, so that the page may read responses. The Host header then
+                has the page's name. So the server rejects every name except those of this machine.
+cross-site      A browser sends the origin of a request in Sec-Fetch-Site or Origin; other programs send neither header.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def is_own_name(asked: str, names: frozenset[str]) -> bool:
 
 
 def is_cross_site(site: str | None, origin: str | None, host: str) -> bool:
-    """Return whether a browser sends the request for a page of another site, according to its headers."""
+    """Return whether, by its headers, a page of another site made the browser send this request."""
     if site is None and origin is not None:
         return origin.partition("://")[2].lower() != host.lower()
     return site not in (None, "same-origin", "none")

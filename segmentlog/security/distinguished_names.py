@@ -1,9 +1,9 @@
 """Format the name in a certificate as Kafka does: RFC 2253, like Java's ``X500Principal.getName()``.
 
-``CN=ann,OU=Engineering,O=Acme\\, Inc.,C=DE``: the last part of the certificate's name comes first, and attributes
-without a keyword in RFC 2253 are ``OID=#hex``. So ACLs written for Kafka work unchanged. This form depends on the types
-of the strings, which Python's `ssl` does not return. So this module finds the name in the DER of the certificate, which
-OpenSSL has already verified.
+``CN=ann,OU=Engineering,O=Acme\\, Inc.,C=DE``: the parts are in reverse order of the certificate, and an attribute for
+which RFC 2253 has no keyword is ``OID=#hex``. So ACLs written for Kafka work unchanged. This form depends on the types
+of the strings, which Python's `ssl` does not return. So this module reads the name from the DER of the certificate,
+after OpenSSL has verified the certificate.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def elements(data: bytes) -> Iterator[Element]:
             size = int.from_bytes(data[at : at + count], "big")
             at += count
         if not 0 <= size <= len(data) - at:
-            raise ValueError("truncated")
+            raise ValueError("a DER element is truncated")
         yield tag, data[at : at + size], data[began : at + size]
         at += size
 

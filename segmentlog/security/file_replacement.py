@@ -1,4 +1,4 @@
-"""Replace a file that people and other processes also change: one writer at a time, atomically, with its owner."""
+"""Replace a file that people and other processes also change: atomically, one writer at a time, keeping the owner."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def change_file(
     path: str, change: Callable[[bytes | None], tuple[bytes | None, T]], *, mode: int | None = None,
     fs: FileSystem | None = None,
 ) -> T:  # fmt: skip
-    """Replace a file with the bytes that ``change`` returns for its present bytes, or for None if it does not exist.
+    """Replace a file's bytes by those that ``change`` computes from them, and return its result.
 
-    ``change`` returns (new bytes, result). If the bytes are None, the file stays unchanged. This function returns the
-    result. A lock excludes other writers that use this function. Readers see the old file or the new one, also after a
-    power cut. Without ``mode`` the file keeps its own. Raise OSError.
+    ``change`` gets the present bytes, or None if there is no file. It returns (new bytes, result); if the new bytes are
+    None, the file stays unchanged. A lock excludes other writers that use this function. Readers see the old file or
+    the new file, also after a power cut. Without ``mode`` the file keeps its mode. Raise OSError.
     """
     fs = fs or FileSystem()
     real = os.path.realpath(path)

@@ -1,4 +1,4 @@
-"""Parse listening addresses, and refuse those that are unsafe with the security settings."""
+"""Parse the addresses that a server listens on, and refuse those that are unsafe with its security settings."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def is_loopback(host: str) -> bool:
 
 
 def check_safe(host: str, tls: bool, sasl: bool, insecure: bool) -> None:
-    """Raise `UnsafeListening`, with a remedy, if other machines can reach an unprotected server."""
+    """Raise `UnsafeListening`, with a remedy, if the server is unprotected and other machines can reach it."""
     if tls or sasl or insecure:
         return
     try:
@@ -117,7 +117,10 @@ def check_tls_files(cert: str | None, key: str | None, client_ca: str | None) ->
 
 
 def mechanisms_for(host: str, tls: bool, insecure: bool) -> tuple[str, ...]:
-    """Return the mechanisms to offer: PLAIN, which sends the password, only if others cannot read the connection."""
+    """Return the SASL mechanisms to offer.
+
+    They include PLAIN, which sends the password, only if other machines cannot read the connection.
+    """
     try:
         is_private = tls or insecure or is_loopback(host)
     except OSError:

@@ -95,12 +95,12 @@ class ScramExchange:
         return answer
 
     def _accept_doubled_nonce(self, client_final: str) -> None:
-        """Accept the nonce of librdkafka before 2.6.1, which puts the client's nonce before the whole nonce once more.
+        """Accept the nonce of librdkafka before 2.6.1, which repeats the client's nonce before the complete nonce.
 
         RFC 5802 requires the nonce of the server's first message, and Kafka 4.3.1 refuses any other. Kafka 3.8.1
-        accepted that nonce (librdkafka's pull request 4895). Accepting it is safe for two reasons. Only this form is
-        accepted, and it contains the server's nonce. And the client's proof covers the server's first message as this
-        exchange sent it, so a message of another exchange has a wrong proof.
+        accepted that nonce (librdkafka's pull request 4895). Accepting it is safe: this form, the only one that
+        is accepted, contains the server's nonce. Also, the client's proof covers the first message that the server sent
+        in this exchange. So a proof from another exchange fails.
         """
         nonce, of_server = self._server.nonce, str(self._server.s_nonce)
         doubled = str(nonce).removesuffix(of_server) + str(nonce)
@@ -108,7 +108,7 @@ class ScramExchange:
             self._server.nonce = type(nonce)(doubled)
 
     def _credential(self, name: str) -> tuple[bytes, bytes, bytes, int]:
-        """Return a user's credential for scramp; for an unknown user, a made-up one that looks real."""
+        """Return a user's credential for scramp; for an unknown user, an invented credential that looks real."""
         found, self._is_known = self._users.challenge(name, self._mechanism)
         self._claimed = name
         return found.salt, found.stored_key, found.server_key, found.iterations

@@ -44,4 +44,4 @@ class Operation(IntEnum):
 CLUSTER_NAME = "kafka-cluster"
 """Name of the only resource of type `ResourceType.CLUSTER`."""
 ANONYMOUS = Principal("User", "ANONYMOUS")
-"""Principal of a client that was not asked to authenticate."""
+"""Principal of a client on a server that requires no authentication."""

@@ -1,7 +1,7 @@
-"""SASLprep (RFC 4013): one form for strings that look alike, so that passwords from different keyboards are equal.
+"""SASLprep (RFC 4013): the same form for strings that look alike. So a password is the same from every keyboard.
 
-Some clients prepare names and passwords, as RFC 5802 requires; Kafka's Java clients and librdkafka do not. So users may
-only have names and passwords that SASLprep leaves unchanged, which all clients send alike.
+Some clients prepare names and passwords, as RFC 5802 requires; Kafka's Java clients and librdkafka do not. So this
+module allows only names and passwords that SASLprep leaves unchanged: all clients send them in the same form.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def is_prepared(text: str) -> bool:
 
 
 def prepared(text: str) -> str:
-    """Return the prepared form of ``text``, or else ``text`` itself, which is never a valid name or password."""
+    """Return the prepared form of ``text``; if it has none, ``text`` itself, which is then invalid as a password."""
     try:
         return saslprep(text)
     except ValueError:

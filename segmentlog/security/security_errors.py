@@ -29,8 +29,8 @@ class UnsafeListening(SegmentlogError):
 
 
 class InvalidUser(SegmentlogError, ValueError):
-    """A user name or password that clients may encode differently, or an invalid number of iterations."""
+    """The number of iterations is invalid, or clients may encode the user name or password differently."""
 
 
 class AuthenticationFailed(Exception):
-    """A client failed to authenticate. The message is sent to the client, and contains nothing that helps guessing."""
+    """A client failed to authenticate. The client receives the message, which does not help to guess passwords."""

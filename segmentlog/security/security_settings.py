@@ -23,9 +23,9 @@ class Security(msgspec.Struct, frozen=True, kw_only=True):
     insecure: bool = False
 
     def completed_from_store(self, store_path: str) -> Security:
-        """Return the settings completed with the files of users and ACLs in the store, if no others are named.
+        """Return the settings, with the users file and the ACL file of the store where the settings name none.
 
-        A dangling link counts as a file: reading it then fails with an error, instead of admitting every client.
+        A dangling link counts as a file, so that reading it fails. Otherwise every client could connect.
         """
         users, acls = f"{store_path}/{USERS_FILE}", f"{store_path}/{ACLS_FILE}"
         return msgspec.structs.replace(

@@ -1,4 +1,4 @@
-"""TLS contexts of a server. Renewed files apply to the next connection."""
+"""TLS contexts of a server. After a renewal of the files, new connections use the new files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _RECENT_NS: Final = 2_000_000_000
 
 
 def server_context(cert_path: str, key_path: str, client_ca_path: str | None = None) -> ssl.SSLContext:
-    """Return a TLS context for a server: TLS 1.2 or newer; with a CA, clients must have a certificate signed by it.
+    """Return a server's TLS context, for TLS 1.2 or newer. With a CA, clients must have a certificate signed by it.
 
     Raise `SecurityFileError`, which names the unusable file and the reason.
     """
@@ -94,7 +94,7 @@ class ServerTls:
             # Certificate and key are two files: while they are renewed, one may be older than the other.
             if str(error) != self._complaint:
                 self._complaint = str(error)
-                logger.error("the previous certificate stays in use: %s", error)
+                logger.error("TLS files cannot be used, so the previous certificate stays in use: %s", error)
             return
         self._versions, self._is_old, self._complaint = versions, is_old, ""
         if is_changed:
@@ -133,7 +133,7 @@ def _check_readable(path: str, what: str) -> None:
 
 
 def _no_passphrase() -> str:
-    """Raise an error; by default OpenSSL would ask for the passphrase on the terminal."""
+    """Raise an error, because OpenSSL would otherwise ask for the passphrase on the terminal."""
     raise _Encrypted
 
 
@@ -145,7 +145,7 @@ def _load_own(context: ssl.SSLContext, cert_path: str, key_path: str) -> None:
     try:
         context.load_cert_chain(cert_path, key_path, password=_no_passphrase)
     except _Encrypted:
-        raise SecurityFileError(key_path, "the key is encrypted; 'openssl pkey' can write it unencrypted") from None
+        raise SecurityFileError(key_path, "the key is encrypted; use 'openssl pkey' to decrypt it") from None
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
             raise SecurityFileError(key_path, f"the key does not belong to the certificate {cert_path}") from None

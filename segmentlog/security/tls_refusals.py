@@ -1,4 +1,4 @@
-"""Log failed TLS handshakes: each reason once with its remedy, and then at intervals.
+"""Log failed TLS handshakes: each reason with its remedy at its first occurrence, and then at most every 10 minutes.
 
 A client whose handshake fails retries at once and forever, so a log line for each attempt would fill the disk.
 """
@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from segmentlog.storage import fork_safety
 
 AGAIN_S: Final = 600.0
-"""Interval at which a repeated reason is logged again, with the number of handshakes since."""
+"""Minimum time between two log lines of the same reason. The later line has the number of handshakes in between."""
 _REASONS_MAX: Final = 64
 """Largest number of reasons that are counted separately. A client's certificate may add its own text to a reason."""
 
@@ -58,20 +58,20 @@ _REMEDIES: Final = {
     "TLSV1_ALERT_PROTOCOL_VERSION": _TOO_OLD,
     "SSLV3_ALERT_HANDSHAKE_FAILURE": _TOO_OLD,
 }
-"""By OpenSSL's name of the reason."""
+"""Remedies by OpenSSL's names of reasons."""
 
 
 class Refusal(NamedTuple):
     """Reason of a failed handshake, with a remedy."""
 
     reason: str
-    """Text of the system or OpenSSL; the same for all clients with this reason."""
+    """Text of the operating system or OpenSSL; the same for all clients whose handshake fails for this reason."""
     remedy: str
     """Cause and remedy; empty if the client merely disconnected."""
 
 
 def refusal_of(error: Exception, remedies: Mapping[str, str] = _REMEDIES) -> Refusal:
-    """Return reason and remedy of a handshake's exception; ``remedies`` are by OpenSSL's names of reasons."""
+    """Return reason and remedy of a handshake's exception. ``remedies`` has OpenSSL's names of reasons as keys."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return Refusal(f"client certificate: {error.verify_message}", remedies["CERTIFICATE_VERIFY_FAILED"])
     if isinstance(error, ssl.SSLError) and error.reason:
@@ -91,7 +91,7 @@ class TlsRefusals:
         clock: Callable[[], float] = time.monotonic,
         remedies: Mapping[str, str] | None = None,
     ) -> None:
-        """Replace some of the usual remedies by ``remedies``, by OpenSSL's names of reasons."""
+        """Use ``remedies`` instead of the default ones of the same reasons; its keys are OpenSSL's names."""
         self._logger = logger
         self._remedies = {**_REMEDIES, **(remedies or {})}
         self._again_s = again_s
@@ -101,7 +101,7 @@ class TlsRefusals:
         """For each reason: time of its last log line, and number of failed handshakes since."""
 
     def report(self, host: str, error: Exception) -> None:
-        """Count a failed handshake of a client, and log it if its reason is due."""
+        """Count a failed handshake of a client. Log it, unless its reason was already logged within the interval."""
         found = refusal_of(error, self._remedies)
         now_s = self._clock()
         with self._mutex:

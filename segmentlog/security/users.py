@@ -1,4 +1,4 @@
-"""Users file: names and credentials. Passwords are not stored, and can only be found by guessing.
+"""Users file: names and credentials. It contains no passwords: a reader of the file can only guess them.
 
 JSON, UTF-8, readable by its owner only:
 
@@ -79,7 +79,7 @@ class User(NamedTuple):
 
 
 def derive(mechanism: str, password: str, salt: bytes, iterations: int) -> Credential:
-    """Return the credential of a password. Takes milliseconds, and releases the GIL."""
+    """Compute the credential of a password. This takes milliseconds, and does not hold the GIL."""
     algorithm = HASHES[mechanism]
     salted = hashlib.pbkdf2_hmac(algorithm, password.encode("utf-8", "surrogatepass"), salt, iterations)
     client_key = hmac.digest(salted, b"Client Key", algorithm)
@@ -104,7 +104,9 @@ class Users:
             why = "the file does not exist; 'segmentlog users add NAME --users FILE' creates it"
             raise SecurityFileError(path, why) from None
         if fs.stat(path).st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-            logger.warning("%s: other users can read the file, and guess passwords with it; run chmod 600", path)
+            logger.warning(
+                "%s: other users of this machine can read the file, and then guess passwords; run chmod 600", path
+            )
 
     def reload(self) -> None:
         """Reload the file now, instead of within half a second."""
@@ -117,7 +119,7 @@ class Users:
     def challenge(self, name: str, mechanism: str) -> tuple[Credential, bool]:
         """Return (credential for a challenge, whether the user exists).
 
-        The credential of an unknown user is made up, the same each time, and no password matches it.
+        For an unknown user the credential is invented. It is the same each time, and no password matches it.
         """
         return self._file.current().challenge(name, mechanism)
 
@@ -141,13 +143,13 @@ class _LoadedUsers:
     def _usual_iterations(self, mechanism: str) -> int:
         """Return the number of iterations for unknown users.
 
-        It is the most frequent number of the file, so that it does not reveal which users exist.
+        It is the most frequent number in the file. So the number does not reveal whether a user exists.
         """
         counts = Counter(found[mechanism].iterations for found in self._users.values() if mechanism in found)
         return max(counts, key=lambda count: (counts[count], count), default=DEFAULT_ITERATIONS)
 
     def changes_to(self, now: _LoadedUsers) -> str:
-        """Return how many users there are now, and how many were added, removed or changed, without their names."""
+        """Return a text with the number of users now, and the numbers of added, removed and changed users; no names."""
         common = self._users.keys() & now._users.keys()
         return (
             f"{len(now._users):,} users; {len(now._users.keys() - common):,} added,"
@@ -161,11 +163,11 @@ class _LoadedUsers:
 
     def challenge(self, name: str, mechanism: str) -> tuple[Credential, bool]:
         # Derive a made-up credential for known users, too, so that known and unknown users take the same time.
-        made_up = self._made_up(name, mechanism)
+        invented = self._invented_credential(name, mechanism)
         found = self._users.get(name, {}).get(mechanism)
-        return (made_up, False) if found is None else (found, True)
+        return (invented, False) if found is None else (found, True)
 
-    def _made_up(self, name: str, mechanism: str) -> Credential:
+    def _invented_credential(self, name: str, mechanism: str) -> Credential:
         asked = f"{mechanism}\0{name}".encode("utf-8", "surrogatepass")
         salt, stored_key, server_key = (
             hmac.digest(self._secret, what + asked, HASHES[mechanism]) for what in (b"salt\0", b"stored\0", b"server\0")
@@ -196,7 +198,7 @@ def add_user(
 
 
 def remove_user(path: str, name: str, *, fs: FileSystem | None = None) -> bool:
-    """Remove a user; return whether the user existed. Its connections stay open. Raise the errors of `add_user`."""
+    """Remove a user, and return whether it existed. Its connections stay open. Raise the errors of `add_user`."""
 
     def remove(before: bytes | None) -> tuple[bytes | None, bool]:
         if before is None:
@@ -251,7 +253,7 @@ def _encode(document: _UsersDocument) -> bytes:
 
 
 def _decode(path: str, data: bytes) -> _UsersDocument:
-    """Decode a users file. Raise `SecurityFileError`, which names the position of a fault, but not the contents."""
+    """Decode a users file. Raise `SecurityFileError`, which names the position of a fault, but quotes no content."""
     try:
         document = msgspec.json.decode(data, type=_UsersDocument)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""Rights to see topics, groups and other things, for the Kafka server, REST and the console.
+"""The rights that a client needs to see topics, groups and other things, in the Kafka server, REST and the console.
 
 | thing | right | additionally for internal topics |
 |---|---|---|
@@ -11,8 +11,8 @@
 | schemas, and values decoded with them | READ on the topic ``_schemas`` | |
 | the cluster: health, where the store is, rules | DESCRIBE on the cluster | |
 
-The records of internal topics name every group, transactional id and topic. So they require the right to change the
-rules themselves, with which a principal can allow itself everything else.
+The records of internal topics contain the names of all groups, transactional ids and topics. So they require ALTER on
+the cluster, the right to change the rules: with it a principal can allow itself everything anyway.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ _RIGHTS: Final = {
     Thing.CLUSTER: (Operation.DESCRIBE, ResourceType.CLUSTER),
 }
 _FIGURES: Final = (Operation.DESCRIBE, Operation.DESCRIBE_CONFIGS)
-"""Operations that reveal no records."""
+"""Operations that show names, offsets, sizes or configuration, but no records."""
 _ONLY: Final = {Thing.SCHEMAS: SCHEMAS_TOPIC, Thing.CLUSTER: CLUSTER_NAME}
-"""Names of things that exist once."""
+"""Resource name of each kind of thing of which a store has only one."""
 
 
 class Viewer(NamedTuple):

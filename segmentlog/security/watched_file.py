@@ -1,4 +1,4 @@
-"""Read a file that people change while a server runs. Its modification time is checked twice a second."""
+"""Read a file that people change while a server runs. Check its modification time twice a second."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from segmentlog.storage.interrupt_safe import try_lock
 
 logger = logging.getLogger("segmentlog.server")
 reloads = logging.getLogger("segmentlog.server.reloads")
-"""Logger of reloads. If several processes read one file, only one of them enables it."""
+"""Logger of reloads. Of several processes that watch the same file, only one enables this logger."""
 
 T = TypeVar("T")
 
 CHECK_INTERVAL_S: Final = 0.5
 _RECENT_NS: Final = 2_000_000_000
-"""File times are coarse: a file changed less than this long ago may change again without a new time, so reread it."""
+"""File times are coarse: a file that changed less than this long ago may change again without a new time."""
 
 _Version = tuple[int, int, int]
 
@@ -30,8 +30,8 @@ class WatchedFile(Generic[T]):
     """Parsed contents of the file at ``path``, reloaded when it changes. Thread-safe.
 
     The constructor raises the error of an unreadable or invalid file. If the file becomes invalid or disappears later,
-    the previous contents stay in effect, and an error is logged: once, and again when the reason changes. A change is
-    logged with ``describe(before, now)``, which must not reveal a secret.
+    the previous contents stay in effect. The object logs the error once, and again when the reason changes. It logs a
+    change with the text of ``describe(before, now)``, which must not contain a secret.
     """
 
     def __init__(
@@ -81,19 +81,19 @@ class WatchedFile(Generic[T]):
             found = read_file(self._fs, self.path)
             if found != self._bytes:
                 before, self._value = self._value, self._parse(found)
-                reloads.info("%s changed and was read again: %s", self.path, self._describe(before, self._value))
+                reloads.info("%s has changed and was reloaded: %s", self.path, self._describe(before, self._value))
         except (OSError, SegmentlogError) as error:
             complaint = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             if complaint != self._complaint:
                 self._complaint = complaint
-                logger.error("%s: cannot be used; the previous contents stay in effect: %s", self.path, complaint)
+                logger.error("%s cannot be used, so its previous contents stay in effect: %s", self.path, complaint)
             return
         self._version, self._is_old, self._bytes, self._complaint = version, is_old, found, ""
 
     def _version_on_disk(self) -> tuple[_Version, bool]:
-        """Return (version, whether it is old enough).
+        """Return (version, whether a later change of the file must get another version).
 
-        Call it before reading, so that the contents are at least as new.
+        Call this before the file is read. If the file changes in between, the next check then finds another version.
         """
         found = self._fs.stat(self.path)
         return (

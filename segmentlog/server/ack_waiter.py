@@ -1,7 +1,7 @@
-"""Complete acknowledgements after an fsync, or after shipping, for all connections together.
+"""Acknowledge batches after an fsync or after shipping, for all connections together.
 
-A thread of a small pool syncs a partition for all requests that wait for it; requests that arrive while its fsync runs
-are covered by the next fsync. So many requests share an fsync, and partitions do not wait for each other.
+A thread of a small pool syncs a partition for all requests that wait for it. Requests that arrive during an fsync wait
+for the next. So many requests share an fsync, and partitions do not wait for each other.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SHIPPED_THREADS: Final = 64
 """Partitions whose shipping can be awaited at the same time: a cycle of the uploader ships all of them."""
 
 Done = Callable[[Exception | None], None]
-"""Called with None once the records are on disk, or with the error that leaves it unknown. Must not raise or block."""
+"""Called with None once the records are on disk, or with the error of the fsync. It must not raise or block."""
 
 
 class _Waiter(msgspec.Struct, gc=False):
@@ -86,14 +86,14 @@ class AckWaiter:
             return sum(map(len, self._waiting.values()))
 
     def is_healthy(self, patience_s: float) -> bool:
-        """Return whether the lock becomes free within ``patience_s`` seconds. If not, a thread is stuck with it."""
+        """Return whether the lock becomes free within ``patience_s`` seconds. If not, its holder is stuck."""
         if not self._mutex.acquire(timeout=patience_s):
             return False
         self._mutex.release()
         return True
 
     def close(self) -> None:
-        """Stop the threads after they have completed what waits now."""
+        """Complete all waiting acknowledgements, then stop the threads."""
         with self._mutex:
             started = self._started
         for _ in range(started):

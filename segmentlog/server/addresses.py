@@ -32,7 +32,7 @@ _UNWRITABLE: Final = frozenset((errno.EACCES, errno.EPERM, errno.EROFS))
 
 
 class AlreadyServed(SegmentlogError):
-    """Another server serves the store. Only one may serve it: clients would get different answers from two."""
+    """Another server serves the store. Two servers of one store would give clients different answers."""
 
     def __init__(self, path: str, holder: str) -> None:
         super().__init__(path, holder)
@@ -88,10 +88,10 @@ def _holder_of(fs: FileSystem, fd: int) -> str:
 def worker_nodes(
     host: str, sockets: Sequence[socket.socket], advertised: tuple[str, int] | None
 ) -> tuple[list[WorkerNode], str]:
-    """Return (workers with the addresses that clients use for them, bootstrap address).
+    """Return (the workers with the addresses that clients use, the bootstrap address).
 
-    All workers share the first socket. If there are several workers, each also has its own socket, on one of the
-    following ports.
+    All workers share the first socket. If there are several workers, each also has a socket of its own, on one of
+    the ports after the first.
     """
     ports = [sock.getsockname()[1] for sock in sockets]
     name = host
@@ -108,10 +108,12 @@ def warn_uncovered_names(cert_path: str | None, nodes: Iterable[WorkerNode]) -> 
     """Log a warning for each advertised host name that the certificate does not contain: clients will reject it."""
     if cert_path is None:
         return
-    from segmentlog.security.certificate_names import uncovered  # imports `ssl`, which a supervisor does not need
+    from segmentlog.security.certificate_names import (
+        explain_uncovered_name,
+    )  # imports `ssl`, which a supervisor does not need
 
     for host in dict.fromkeys(node.host for node in nodes):
-        if (why := uncovered(cert_path, host)) is not None:
+        if (why := explain_uncovered_name(cert_path, host)) is not None:
             logger.warning("%s", why)
 
 

@@ -57,5 +57,5 @@ PRODUCE: Final = 0
 API_VERSIONS: Final = 18
 
 NON_BLOCKING: Final = frozenset((PRODUCE, 1, 3, 8, 10, 12, API_VERSIONS))
-"""APIs whose handlers wait only for a file lock: produce, fetch, metadata, commits, heartbeats. If they must wait for
-the disk or for records, they do so without a thread. All other APIs may take long or are rare."""
+"""APIs whose handlers block at most for a file lock: produce, fetch, metadata, commits, heartbeats. Their requests
+use no thread while they wait for the disk or for records. All other APIs may take long, or are rare."""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from segmentlog.store import LogStore
 
 DECOMPRESSED_MAX: Final = 2
-"""Client batches decompressed at the same time: each may grow from one megabyte to hundreds."""
+"""Client batches decompressed at the same time. One megabyte may decompress to hundreds."""
 
 
 class Broker:
@@ -67,7 +67,7 @@ class Broker:
         self._mutex = threading.Lock()
         self._groups: GroupCoordinator | None = None
         self._partitions: weakref.WeakValueDictionary[tuple[str, int], Partition] = weakref.WeakValueDictionary()
-        """Partitions that the store has open; the store drops deleted ones."""
+        """Open partitions. The store owns them, and drops deleted partitions."""
 
     @property
     def broker_id(self) -> int:
@@ -76,7 +76,7 @@ class Broker:
 
     @property
     def is_taken_over(self) -> bool:
-        """Whether another machine has taken over the whole store. Reads a small file; a client needs it once."""
+        """Whether another machine has taken over the whole store. Reads a small file, once for each client."""
         return bool(new_owner_of(FileSystem(), self.store.path))
 
     @property
@@ -102,13 +102,12 @@ class Broker:
         return self._groups
 
     def resume_groups(self) -> None:
-        """Load the groups that were coordinated before a restart; their members' session timeouts start now."""
+        """Load the groups that this worker coordinated before a restart, and start their members' session timeouts."""
         if os.path.exists(f"{self.store.path}/{GROUPS_FOLDER}"):
             self.groups.start_sessions()
 
     def partition(self, topic: str, number: int, topic_id: str | None = None) -> Partition:
-        """Return a partition; open it first if necessary. Raise `UnknownTopic`. The call is cheap for a partition that
-        is open.
+        """Return a partition, and open it first if necessary; cheap if it is open. Raise `UnknownTopic`.
 
         With ``topic_id``, raise `ForeignTopicId` if the name belongs to another topic.
         """
@@ -143,7 +142,7 @@ class Broker:
         return all(part.is_healthy(patience_s) for part in waits)
 
     def stop_waiting(self) -> None:
-        """Answer all parked requests, because the server stops."""
+        """Answer all parked fetches now, because the server stops."""
         self.purgatory.close()
         if self._groups is not None:
             self._groups.close()

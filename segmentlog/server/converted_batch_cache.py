@@ -1,17 +1,17 @@
 """Convert batches that the library wrote to Kafka's format for clients, and cache the results.
 
     in memory      the last 16 MiB: most consumers are at the end of a log and request the same batches
-    on disk        batches that are requested again after they left memory, by consumers that begin at the start of a
+    on disk        batches that consumers request again after memory dropped them, because they begin at the start of a
                    log. They are in unnamed files in the store's folder, so that the kernel's page cache decides which
                    of them stay in memory
     in a response  until its client has received it, however slow it is
 
-Batches in memory and in responses share a memory limit. Above it, newly converted batches are written to disk at once,
-and responses become smaller: each contains the one batch that it must contain, and batches that are on disk.
+Batches in memory and in responses share a memory limit. Above it, the cache writes newly converted batches to disk at
+once, and each response contains only its first batch, and batches that are on disk.
 
 A batch that is read once costs no disk access. The size on disk is limited, also relative to the free space of the
-disk. When it is reached, the least recently used file is deleted, if it has not been used for a while. Without this
-delay, repeated reads of a log larger than the cache would rewrite the whole cache on each pass and never find a batch.
+disk. At the limit, the least recently used file is deleted, unless a request used it recently. Without this
+exception, repeated reads of a log larger than the cache would rewrite the whole cache each time and never find a batch.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ logger = logging.getLogger("segmentlog.server")
 _KEPT_BYTES: Final = 16 << 20
 _FILE_BYTES: Final = 32 << 20
 _REMEMBERED: Final = 32 << 10
-"""Limit of batch keys remembered as requested before, and of log positions whose batch is known."""
+"""Maximum number of batch keys that were requested once, and of log positions whose batch is in the cache."""
 _SPARED_S: Final = 300.0
-"""A file used within this time is not deleted to make room."""
+"""A file that a request used within this time is not deleted for other batches."""
 _SHARE_KEPT: Final = 8
 """This class keeps at most 1/8 of the memory limit; the rest is for responses."""
 _FREE_PART: Final = 4
 """The files together take at most 1/4 of the space that would be free without them."""
 _WAIT_S: Final = 10.0
-"""Time for which a request waits for another one to convert the same batch."""
+"""Maximum time for which a request waits while another request converts the same batch."""
 
 _Key = tuple[str, int, int, int]
 LogVersion = tuple[str, int, int, int]
@@ -75,7 +75,8 @@ class DiskBatchCache:
     ) -> None:
         self._mutex = threading.Lock()
         self._writing = threading.Lock()
-        """Held while adding, and acquired before ``_mutex``, so that lookups do not wait for the disk."""
+        """Held while a batch is written; acquired before ``_mutex``. Lookups need only ``_mutex``, so they never wait
+        for the disk."""
         self._folder = folder
         self._bound_bytes = bound_bytes
         self._file_bytes = file_bytes
@@ -99,7 +100,7 @@ class DiskBatchCache:
             return file.views[key]
 
     def offer(self, key: _Key, converted: list[Buffer], *, at_once: bool = False) -> None:
-        """Store a converted batch if there is room. Without ``at_once`` do so only on the second request for it."""
+        """Store a converted batch if there is room. Without ``at_once``, store it only when it is offered again."""
         number = hash(key)
         with self._mutex:
             if number not in self._requested:
@@ -132,7 +133,7 @@ class DiskBatchCache:
                 self._by_key[key] = file
 
     def _start_file(self) -> _CacheFile | None:
-        """Return a new file, after deleting old ones if necessary; None without room."""
+        """Return a new file, and delete old files if necessary; None if there is no room."""
         now_s = self._clock_s()
         room = (free_bytes(self._folder) + self.size_bytes) // _FREE_PART
         with self._mutex:
@@ -177,8 +178,8 @@ class ConvertedBatchCache:
         self._sum_mutex = threading.Lock()
         self._held_bytes = 0
         self._changes: deque[int] = deque()
-        """Size changes not added to ``_held_bytes`` yet. Batches are freed in any thread, whatever locks it holds: so
-        their finalizers append here, and take no lock."""
+        """Size changes that are not added to ``_held_bytes`` yet. A batch may be freed in any thread, with any locks
+        held. So its finalizer only appends to this queue, without a lock."""
         self._kept_bytes = min(kept_bytes, held_max_bytes // _SHARE_KEPT)
         self._bytes = 0
         self._disk = disk
@@ -189,7 +190,7 @@ class ConvertedBatchCache:
         self._registered: OrderedDict[tuple[LogVersion, int], tuple[_Key, int]] = OrderedDict()
 
     def lookup(self, version: LogVersion, offset: int) -> tuple[list[Buffer], int] | None:
-        """Return (the batch at ``offset``, the offset after it) if it is cached and was registered for this version.
+        """Return (the batch at ``offset``, the offset after it) if it is cached and registered for this version.
 
         This reads nothing from the log: the batch was verified when it was converted.
         """
@@ -213,8 +214,8 @@ class ConvertedBatchCache:
                 self._registered.popitem(last=False)
 
     def convert(self, topic_id: str, batch: RecordBatch) -> list[Buffer]:
-        """Return a batch in Kafka's format: a client's batch unchanged, a library's as one batch, or several if it is
-        long.
+        """Return a batch in Kafka's format. A client's batch is unchanged; a library's becomes one batch, or several if
+        it is long.
         """
         header = batch.header
         if header.is_kafka:
@@ -248,7 +249,7 @@ class ConvertedBatchCache:
         return self.held_bytes >= self._held_max_bytes
 
     def _count_held(self, converted: Buffer) -> memoryview:
-        """Return the same bytes, counted as held until the last reference to any part of them is gone."""
+        """Count the bytes as held until no reference to any part of them remains. Return the same bytes."""
         owner = np.frombuffer(converted, np.uint8)
         size = len(owner)
         self._changes.append(size)

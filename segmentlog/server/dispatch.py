@@ -30,8 +30,9 @@ Handler = Callable[[RequestContext, Any], Any]
 
 _FETCH: Final = 1
 _ANSWER_MAX_BYTES: Final = 128 << 20
-"""Larger than the elements and bytes that a handler may describe (`Limits.answer_elements`, `Limits.answer_bytes`)
-together with a copy of the largest request. Also bounds handlers that do not reserve room."""
+"""Maximum size of a response. It has room for the elements and bytes that a handler may describe
+(`Limits.answer_elements`, `Limits.answer_bytes`) and a copy of the largest request. It also limits handlers that
+reserve no room."""
 _OF_SASL: Final = frozenset((17, 36))
 
 
@@ -43,7 +44,7 @@ class Dispatcher:
         self._handlers: dict[int, Handler] = {}
 
     def handle(self, connection: KafkaConnection, frame: memoryview) -> Answer:
-        """Do one request and return its response.
+        """Handle one request and return its response.
 
         Raise `BadFrame` if the request cannot be answered; the caller then closes the connection.
         """
@@ -74,7 +75,7 @@ class Dispatcher:
             next_check_s=-1.0 if connection.has_left else 0.0,  # -1: the first check reads the socket at once
         )
         if sasl is not None and not sasl.permits(header.api_key):
-            raise BadFrame(f"{api.name} request before authentication")
+            raise BadFrame(f"the client sent a {api.name} request before it was authenticated")
         response = self._respond(call, api, header, frame)
         if sasl is not None and header.api_key in _OF_SASL:
             connection.apply_sasl_state()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Sidecar(Protocol):
-    """Another server for the same store in this process, such as HTTP. The two do not import each other."""
+    """Another server for the same store in this process, such as HTTP. Neither server imports the other."""
 
     url: str
 

@@ -1,8 +1,8 @@
 """Find where a leader epoch of a partition ended (KIP-320), so that a client learns that its log was truncated.
 
-Kafka returns the offset at which the next epoch begins. In this store a crash can leave a lost range before that
-offset: clients may have received its offsets, but the records are lost. So this module returns the *start* of the lost
-range. A client positioned after it learns that the log was truncated, instead of continuing without noticing.
+Kafka returns the offset at which the next epoch begins. In this store, a crash can leave a lost range directly before
+that offset: clients may have received records there that no longer exist. So this module returns the *start* of the
+lost range. A client whose position is higher then learns that the log was truncated, and does not just continue.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ UNDEFINED: Final = (-1, -1)
 
 
 def end_of_epoch(partition: Partition, epoch: int) -> tuple[int, int]:
-    """Return (the last existing epoch up to ``epoch``, its end offset); `UNDEFINED` if ``epoch`` is in the future."""
+    """Return (the last existing epoch up to ``epoch``, its end offset); `UNDEFINED` if ``epoch`` is too high."""
     if epoch == wire_epoch(partition.epoch):
         return epoch, partition.log_end_offset
     found = -1

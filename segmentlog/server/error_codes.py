@@ -85,14 +85,14 @@ _OF_BATCHES: Final = {
     "transaction": ErrorCode.INVALID_TXN_STATE,
     "producer_id": ErrorCode.INVALID_PRODUCER_ID_MAPPING,
 }
-"""By the reason of an `InvalidWireBatch`; every other reason is INVALID_RECORD."""
+"""Error codes by the reason of an `InvalidWireBatch`. For every other reason the code is INVALID_RECORD."""
 
 
 _MESSAGE_MAX: Final = 2000
 
 
 def message_of(error: BaseException) -> str:
-    """Return the text of an error. Leave out the middle of a long text: errors quote names of any length."""
+    """Return the text of an error. Omit the middle of a long text, because errors quote names of any length."""
     text = str(error)
     return text if len(text) <= _MESSAGE_MAX else f"{text[: _MESSAGE_MAX // 2]} ... {text[-_MESSAGE_MAX // 2 :]}"
 

@@ -13,20 +13,20 @@ from segmentlog.server.request_budget import CHECK_INTERVAL_S
 class FairSlots:
     """A fixed number of slots. Thread-safe.
 
-    Clients that wait get free slots in turn, and each client's requests get them in order of arrival. So a client with
-    a thousand requests delays another client by one request for each slot.
+    Waiting clients take turns: a free slot goes to the next client, for the oldest of its requests. So a client with a
+    thousand waiting requests delays another client by only one request for each slot.
     """
 
     def __init__(self, count: int) -> None:
         self._mutex = threading.Lock()
         self._free = count
-        """Above 0 only while no request waits."""
+        """Number of free slots; 0 while any request waits."""
         self._waiting: OrderedDict[Hashable, deque[threading.Event]] = OrderedDict()
         """Waiting requests of each client; the client that gets the next slot is first."""
 
     @contextmanager
     def slot(self, client: Hashable, check: Callable[[], None]) -> Iterator[HeldSlot]:
-        """Hold a slot, after waiting for one. Raise what ``check`` raises, which is called while waiting."""
+        """Wait for a slot, and hold it during the block. Call ``check`` meanwhile, and raise its errors."""
         turn = HeldSlot(self, client, check)
         self._take(turn)
         try:
@@ -101,5 +101,5 @@ class HeldSlot:
         self.is_held = False
 
     def yield_slot(self) -> None:
-        """Give the slot to a waiting request, and wait for the next slot. Call it between two parts of long work."""
+        """Give the slot to a waiting request, if any, and wait for the next slot. Call this within long work."""
         self._slots._yield_slot(self)

@@ -1,7 +1,7 @@
 """Fetch sessions (KIP-227): a consumer sends its list of partitions once, and then only changes.
 
 Client and server both keep the session's table of partitions, and an epoch that increases with each request. The server
-returns only partitions with news. The least recently used session is evicted for a new one.
+returns only partitions that have changed. A new session may evict the least recently used session.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Key = tuple[str, bytes, int]
 
 
 class SessionPartition(msgspec.Struct, gc=False):
-    """A partition that a fetch requests, and the state that the session's last response sent for it."""
+    """A partition that a fetch requests, and the values that the session last sent to the client for it."""
 
     topic: str
     topic_id: bytes
@@ -46,7 +46,7 @@ class SessionPartition(msgspec.Struct, gc=False):
 
 
 class FetchSession:
-    """Table of one client's fetch. Used by one request at a time, because the client waits for each response."""
+    """The partitions that a client fetches. Used by one request at a time: the client waits for each response."""
 
     def __init__(self, session_id: int, used_ms: int) -> None:
         self.id = session_id
@@ -59,7 +59,7 @@ class FetchSession:
         self.lock = threading.Lock()
 
     def advance(self) -> None:
-        """Advance the epoch after a request."""
+        """Set the epoch that the next request must have."""
         self.epoch = 1 if self.epoch >= _EPOCH_END else self.epoch + 1
 
     def update(self, requested: Iterable[SessionPartition], forgotten: Iterable[Key]) -> None:
@@ -92,7 +92,7 @@ class FetchSessions:
         self._sessions: OrderedDict[int, FetchSession] = OrderedDict()
 
     def create(self, partition_count: int = 0) -> FetchSession | None:
-        """Return a new session; None at the limit, and the client must then send its full list with each request."""
+        """Return a new session. At the limit return None: the client must then send its full list with each request."""
         now_ms = self._monotonic_ms()
         with self._mutex:
             if self._held_locked() + partition_count > self._partitions_max:
@@ -113,8 +113,8 @@ class FetchSessions:
     def update(self, session: FetchSession, requested: Iterable[SessionPartition], forgotten: Iterable[Key]) -> bool:
         """Add, change and drop partitions of a session as a request says. The caller must hold the session's lock.
 
-        Return False at the limit of partitions: the session is then deleted, and the client starts another or does
-        without.
+        At the limit of partitions, delete the session and return False. The client then starts another session, or
+        sends its full list with each request.
         """
         requested = list(requested)
         new = {key for partition in requested if (key := partition.key) not in session.partitions}
@@ -136,7 +136,7 @@ class FetchSessions:
         return sum(session.room for session in self._sessions.values())
 
     def find(self, session_id: int) -> FetchSession | None:
-        """Return the session, which counts as used now; None if it was evicted."""
+        """Return the session, and record that it was used now; None if it was evicted."""
         with self._mutex:
             session = self._sessions.get(session_id)
             if session is not None:

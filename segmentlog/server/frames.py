@@ -17,7 +17,7 @@ _SMALL_BYTES: Final = 16 << 10
 MEDIUM_BYTES: Final = 64 << 10
 """A request up to this size is received without a thread, into a buffer of this size."""
 _TRUSTED_FROM_BYTES: Final = 8 << 10
-"""After this many bytes of a request, the server expects the rest and allocates memory for it."""
+"""Once this many bytes of a request have arrived, the server trusts its length and allocates memory for the rest."""
 _GROWTH: Final = 4
 """Growth factor of a full buffer."""
 _SLOWEST_BYTES: Final = 64 << 10
@@ -29,7 +29,7 @@ class BadFrame(Exception):
 
 
 class IdleTooLong(BadFrame):
-    """The client sends no requests any more, which is not an error."""
+    """The client has sent no request for too long. This is not an error: the connection is closed."""
 
 
 class FrameReader:
@@ -45,7 +45,7 @@ class FrameReader:
     ) -> None:  # fmt: skip
         self.limit_bytes = limit_bytes
         self.deadline_s = float("inf")
-        """Time (`time.monotonic`) after which no request is accepted any more, whatever has arrived."""
+        """Time (`time.monotonic`) after which the reader accepts no more requests, even if one has arrived."""
         self._control_limit_bytes = limit_bytes if control_limit_bytes is None else control_limit_bytes
         self._transport = transport
         self._pool = pool
@@ -55,7 +55,7 @@ class FrameReader:
         self._view = memoryview(self._buffer)
         self._begin = self._end = 0
         self._since_s = time.monotonic()
-        """Time when the client was last seen between two requests."""
+        """Time when the last request was complete, or when the first bytes of the next request arrived."""
         self._large: Lease | None = None
         self._frame: memoryview | None = None
 
@@ -106,12 +106,12 @@ class FrameReader:
 
     @property
     def is_cut_off(self) -> bool:
-        """Whether the next request is larger than the buffer and arriving, so that more bytes are probably there."""
+        """Whether a part of a request that is larger than the buffer has arrived: more bytes probably wait."""
         return self._is_larger_than(len(self._buffer))
 
     @property
     def is_large(self) -> bool:
-        """Whether the next request needs a buffer of its own, which only `next` provides."""
+        """Whether the next request needs a buffer of its own. Only `next` can receive such a request."""
         return self._is_larger_than(MEDIUM_BYTES)
 
     def _is_larger_than(self, size_bytes: int) -> bool:
@@ -127,7 +127,7 @@ class FrameReader:
         return time.monotonic() >= self.deadline_s
 
     def is_overdue(self) -> bool:
-        """Return whether the client has sent nothing for too long.
+        """Return whether the client has sent nothing for longer than the limit.
 
         The limit is `patience_s` inside a request, and `idle_s` between two requests.
         """
@@ -219,8 +219,8 @@ class FrameReader:
         return received > 0
 
     def _receive_large(self, size: int) -> memoryview:
-        """Receive a request into a buffer that grows with the arrived bytes. A client must not cost memory by
-        announcing a length.
+        """Receive a request into a buffer that grows with the arrived bytes. A length alone must not
+        make the server allocate memory.
         """
         lease = self._large = self._pool.lease(self._transport.shut_down)
         filled = self._end - self._begin
@@ -259,7 +259,7 @@ class FrameReader:
                     raise
 
     def _use(self, buffer: bytearray) -> None:
-        """Receive into another buffer from now on. Requests that were already returned keep their buffer."""
+        """From now on, receive into another buffer. Requests that were already returned remain in the old buffer."""
         remaining = self._end - self._begin
         buffer[:remaining] = self._view[self._begin : self._end]
         self._buffer, self._view = buffer, memoryview(buffer)

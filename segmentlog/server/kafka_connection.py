@@ -1,8 +1,8 @@
 """Serve one client connection: read requests, and answer them in the order in which they arrived.
 
-A connection usually has no thread. The loop (`loop`) calls `step` when data has arrived, which does the requests that
-cannot block. For a request that is large or may block, the connection gets a thread (`run`) until its requests are
-small again. Responses leave through its response queue.
+A connection usually has no thread. When data has arrived, the loop (`loop`) calls `step`, which handles the requests
+that cannot block. For a request that is large or may block, the connection gets a thread (`run`), which it keeps until
+its requests are small again. The response queue of the connection sends the responses.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("segmentlog.server")
 
 _LAST_ANSWERS_S: Final = 10.0
-"""Time that a client which sends no more requests has to take its last responses."""
+"""Time for a client that sends no more requests to receive its last responses."""
 _SMALL_REQUESTS: Final = 16
-"""After this many quick requests in a row a connection gives its thread back."""
+"""After this many quick requests in a row, a connection continues without its thread."""
 
 
 class StepResult(enum.Enum):
@@ -78,7 +78,7 @@ class KafkaConnection:
         self.is_polling = False
         """A fetch of this connection waits for records; a connection has at most one such fetch."""
         self.has_left = False
-        """The client left while a request was in progress. Later requests are done, but not answered."""
+        """The client left while a request was in progress. The connection handles later requests without a response."""
         self._meter = meter or WorkerCounters()
         self._transport = transport
         self._handle = handle
@@ -88,9 +88,9 @@ class KafkaConnection:
         self._is_authenticated = sasl is None
         self._on_authenticated = on_authenticated
         self._afterwards = afterwards
-        """Called after responses were sent."""
+        """Called each time after responses were sent."""
         self._held: memoryview | None = None
-        """A request that `step` leaves to a thread."""
+        """A request that `step` has read, but that a thread must handle."""
         self._is_finishing = False
         self._is_last = False
         self.responses = ResponseQueue(transport, waiting_bytes_max, self._cannot_send)
@@ -103,7 +103,7 @@ class KafkaConnection:
         return self._transport.fileno()
 
     def step(self) -> StepResult:
-        """Do the requests that have arrived, up to the first that may block. Never blocks."""
+        """Handle the requests that have arrived, up to the first that may block. Never blocks."""
         try:
             return self._step()
         except Exception as error:
@@ -180,10 +180,10 @@ class KafkaConnection:
         return StepResult.ENDED
 
     def _answer(self, frame: memoryview) -> Answer:
-        """Do a request and return its response.
+        """Handle a request and return its response.
 
-        If the client has left, the request ends without a response. The connection still does the requests that the
-        client sent after it, such as records with ``acks=0``. It sends no response to these either, because clients
+        If the client leaves meanwhile, the request ends without a response. The connection still handles the requests
+        that the client sent after it, such as records with ``acks=0``. It sends no responses to them, because clients
         match responses to requests by their order.
         """
         try:
@@ -200,12 +200,12 @@ class KafkaConnection:
         self._afterwards()
 
     def _is_quick(self, frame: memoryview) -> bool:
-        """Return whether a request cannot block. False before authentication, which costs computation."""
+        """Return whether a request cannot block. False before authentication, which takes computing time."""
         return self._is_authenticated and len(frame) > 1 and not frame[0] and frame[1] in NON_BLOCKING
 
     @property
     def _may_leave(self) -> bool:
-        """Whether the connection can continue without a thread: it is authenticated, and its client takes responses."""
+        """Whether the connection can continue without a thread: it is authenticated, and its client reads responses."""
         return self._is_authenticated and not self.responses.is_stuck
 
     def end(self) -> None:
@@ -215,7 +215,7 @@ class KafkaConnection:
         self.responses.close_transport()
 
     def _fail(self, error: Exception) -> None:
-        """Log why the connection ends, and send the responses of earlier requests."""
+        """Log the error that ends the connection, and send the responses to earlier requests."""
         self._log_end(error)
         self.responses.flush_now()
         self._afterwards()
@@ -248,7 +248,7 @@ class KafkaConnection:
             self._log_end(IdleTooLong("no request arrived within the idle timeout"))
 
     def apply_sasl_state(self) -> None:
-        """Apply the state of the SASL session: a failed client is delayed and then closed."""
+        """Apply the state of the SASL session: after a failure, wait, and then close the connection."""
         sasl = self.sasl
         if sasl is None:
             return
@@ -282,12 +282,12 @@ class KafkaConnection:
         return self._transport.received_bytes, self._transport.sent_bytes
 
     def finish(self) -> None:
-        """Accept no more requests, answer those that have arrived, and end."""
+        """Accept no more requests, answer the requests that have arrived, and end the connection."""
         self._is_finishing = True  # do not wait for a client that continues to send
         self._transport.stop_receiving()
 
     def is_disconnected(self) -> bool:
-        """Return whether the client has disconnected. For the thread of a request that takes long."""
+        """Return whether the client has disconnected. Only for the thread of a request that takes long."""
         # After `finish` has shut down the socket, the socket looks as if the client had left.
         return self.is_closed or (not self._is_finishing and self._transport.is_disconnected())
 

@@ -1,4 +1,4 @@
-"""Accept connections, enforce limits on them, and give them to the loop, or to a thread when one is needed."""
+"""Accept connections and enforce limits on them. Give a connection to the loop, or to a thread if it needs one."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class _Unauthenticated:
         self._is_cut = False
 
     def set_shut_down(self, shut_down: Callable[[], None]) -> None:
-        """Set how the connection is shut down from now on."""
+        """Set the function that shuts down the connection from now on."""
         with self._mutex:
             self._shut_down = shut_down
             if self._is_cut:
@@ -116,7 +116,7 @@ class KafkaListener:
         fork_safety.on_fork(self, "_abandon_copies")
 
     def _abandon_copies(self) -> None:
-        """Close the sockets in a forked child, whose threads are gone: they must not outlive the parent's."""
+        """Close the sockets in a forked child: it has no threads for them, and must not keep the connections open."""
         self._is_closed = True
         for sock in self._sockets:
             sock.close()
@@ -126,7 +126,7 @@ class KafkaListener:
         self._close_pipe()
 
     def _close_pipe(self) -> None:
-        """Close the pipe at most once: other files may get its descriptor numbers right after."""
+        """Close the pipe, but only at the first call: afterwards its descriptor numbers may belong to other files."""
         fds, self._wake_read, self._wake_write = (self._wake_read, self._wake_write), -1, -1
         for fd in fds:
             if fd >= 0:
@@ -251,9 +251,7 @@ class KafkaListener:
             self._count_rejection(host, f"{host}: rejected: {error}")
 
     def _oldest_silent_locked(self) -> KafkaConnection | None:
-        """Return the oldest connection that never sent a byte, of the address with the most of them; None if there is
-        none.
-        """
+        """Return the oldest connection that never sent a byte, of the address with the most of these, or None."""
         silent: ByAddress[KafkaConnection] = ByAddress()
         for connection in self._open:
             if not connection.traffic[0] and not connection.is_closed:
@@ -261,7 +259,7 @@ class KafkaListener:
         return silent.oldest()
 
     def _count_unauthenticated(self, sock: socket.socket, host: str) -> _Unauthenticated:
-        """Add an unauthenticated connection. Above the limit, close the oldest of the address with the most of them."""
+        """Add an unauthenticated connection. Above the limit, close the oldest of the address that has the most."""
         guest = _Unauthenticated(partial(_shut_down, sock))
         with self._mutex:
             self._guests.add(guest, host)
@@ -370,7 +368,7 @@ class KafkaListener:
         self._loop.add(connection)
 
     def _take_over(self, connection: KafkaConnection, turn: StepResult) -> None:
-        """Handle a connection that the loop has released: start a thread for it, or end it."""
+        """Handle a connection that the loop has released: start a thread for it, or close it."""
         if turn is StepResult.NEEDS_THREAD:
             try:
                 threading.Thread(

@@ -1,7 +1,7 @@
 """Format the server's log on stderr: as text for people, or as a JSON object per line for programs.
 
-A text line contains everything; ``extra`` repeats its parts for programs: ``client_host``, ``client_id``,
-``principal``, ``api``, ``group``, ``worker``, ``count``.
+A text line contains all information. For programs, ``extra`` repeats some parts of it as keys: ``client_host``,
+``client_id``, ``principal``, ``api``, ``group``, ``worker``, ``count``.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def set_up_logs(form: Form | str, level: int = logging.INFO, stream: TextIO | No
 
 
 class LogRateLimit:
-    """Limits a log message that may occur thousands of times a second to one line a second. Not thread-safe."""
+    """Limits a message that may occur thousands of times a second to one log line a second. Not thread-safe."""
 
     def __init__(self, every_s: float = _SELDOM_S, clock: Callable[[], float] = time.monotonic) -> None:
         self._every_s = every_s
@@ -74,7 +74,7 @@ class LogRateLimit:
         self._count = 0
 
     def count(self) -> int:
-        """Count an event. Return 0 if it must not be logged now, else the number of events since the last log line."""
+        """Count an event. If it must be logged now, return the number of events since the last log line, else 0."""
         self._count += 1
         now_s = self._clock()
         if now_s - self._last_s < self._every_s:

@@ -1,8 +1,10 @@
 """Park fetches that wait for records (Kafka's purgatory), and recheck them when a partition grows.
 
-A parked fetch is rechecked on three occasions: by the thread of a request that appended in this process, after that
-request was answered; by one thread that watches the files of all awaited partitions, as the library's followers do
-(`storage.watch`), for appends of other processes; and when its time is up.
+A parked fetch is rechecked on three occasions:
+
+- after an append in this process, by the thread that handled the request, once it has answered it;
+- after an append in another process, by a thread that watches the files of all awaited partitions (`storage.watch`);
+- when its time is up.
 """
 
 from __future__ import annotations
@@ -25,9 +27,9 @@ logger = logging.getLogger("segmentlog.server")
 RECHECK_S: Final = 1.0
 """Interval at which every parked fetch is rechecked, whether a file changed or not."""
 _POLL_S: Final = 0.005
-"""Shorter interval for systems where file changes cannot be watched."""
+"""Interval on systems where file changes cannot be watched."""
 _WATCHED_MAX: Final = 8192
-"""Watched files. With more, a new watch starts with the awaited files, once these are less than half of them."""
+"""Maximum number of watched files. Above it, once fewer than half are awaited, a new watch of these starts."""
 
 
 class ParkedRequest(Protocol):
@@ -38,7 +40,7 @@ class ParkedRequest(Protocol):
     topic_ids: Sequence[str]
     """Topic id of each path: another topic may get the path after a rename."""
     ends_s: float
-    """End of its waiting time (monotonic)."""
+    """End of the request's waiting time (monotonic)."""
 
     def recheck(self) -> None:
         """Respond if there are enough records or the wait is over, and then `unpark`.
@@ -57,7 +59,7 @@ class FetchPurgatory:
         """Topic id of each awaited path, from the latest fetch that waits for it."""
         self._waiters: set[ParkedRequest] = set()
         self._ends: list[tuple[float, int, ParkedRequest]] = []
-        """A heap by end time; may contain fetches that have left."""
+        """A heap by end time. It may contain fetches that are no longer parked."""
         self._numbers = count()
         self._sleeps_until_s = 0.0
         self._polls = False
@@ -66,7 +68,7 @@ class FetchPurgatory:
         self._watched: set[str] = set()
         """Paths added to the present watch; for most of them no fetch waits any more."""
         self.is_closed = False
-        """Fetches must not wait any more."""
+        """Whether fetches must not wait any more."""
 
     @property
     def waiting_count(self) -> int:
@@ -74,14 +76,14 @@ class FetchPurgatory:
         return len(self._waiters)
 
     def is_healthy(self, patience_s: float) -> bool:
-        """Return whether the lock becomes free within ``patience_s`` seconds. If not, a thread is stuck with it."""
+        """Return whether the lock becomes free within ``patience_s`` seconds. If not, its holder is stuck."""
         if not self._mutex.acquire(timeout=patience_s):
             return False
         self._mutex.release()
         return True
 
     def close(self) -> None:
-        """Recheck all parked fetches: none of them may wait any longer, so each is answered now."""
+        """Recheck all parked fetches, which answers them: after the call, none may wait any more."""
         with self._mutex:
             self.is_closed = True
             waiters, watch = list(self._waiters), self._watch
@@ -91,7 +93,7 @@ class FetchPurgatory:
             _recheck(waiter)
 
     def park(self, waiter: ParkedRequest) -> None:
-        """Park a fetch until one of its files changes or its time is up. The caller must recheck it once after this."""
+        """Park a fetch until one of its files changes or its time is up. The caller must recheck it once afterwards."""
         with self._mutex:
             if self.is_closed:
                 return

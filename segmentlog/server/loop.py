@@ -1,11 +1,13 @@
 """Serve all connections that have no thread of their own from one thread.
 
-A thread for each connection costs two thread switches a request, each with a change of the interpreter's lock, and more
-with more threads. The thread of the loop does each quick request itself. A connection whose request may take long gets
-a thread of its own (`KafkaConnection.step` decides). A handler that finds in the middle of a request that it will take
-long calls `step_aside`, and a new thread steps the other connections. If a request takes long unexpectedly (another
-process has locked a file, the disk does not answer), a second thread notices and lets a new thread step the other
-connections. It checks ten times a second while there is work.
+A thread for each connection would cost two thread switches and two changes of the interpreter's lock a request, and
+more with more threads. So the thread of the loop handles each quick request itself:
+
+- A connection whose request may take long gets a thread of its own (`KafkaConnection.step` decides).
+- If a handler finds during a request that it will take long, it calls `step_aside`: a new thread then steps the other
+  connections.
+- A request may take long unexpectedly, because another process has locked a file or the disk does not answer. A second
+  thread, which checks ten times a second while there is work, then starts a new thread for the other connections.
 """
 
 from __future__ import annotations
@@ -23,21 +25,20 @@ from segmentlog.server.kafka_connection import KafkaConnection, StepResult
 
 logger = logging.getLogger("segmentlog.server")
 
-_LOOK_S: Final = 0.1
-"""Time for which one connection may delay the others; noticed after twice this time at the latest."""
-_PACE_S: Final = 1.0
+_STEP_PATIENCE_S: Final = 0.1
+"""Time for which a connection may delay the others. The second thread acts after twice this time at the latest."""
+_IDLE_CHECK_S: Final = 1.0
 """Interval of the check for idle connections."""
 
 
 _thread = threading.local()
-"""``loop``: the loop whose connections this thread steps or has stepped."""
+"""Attribute ``loop``: the loop whose connections this thread steps or has stepped."""
 
 
 def step_aside() -> None:
-    """Let a new thread step the other connections, because the next operation of the calling thread may take long.
+    """Start a thread that steps the other connections. Call this before an operation that may take long.
 
-    Does nothing in a thread that steps no loop. The current connection stays with the calling thread until its step
-    ends.
+    The calling thread continues with its connection until the step ends. In a thread of no loop, do nothing.
     """
     loop: Loop | None = getattr(_thread, "loop", None)
     if loop is not None:
@@ -56,7 +57,7 @@ class Loop:
         self._leader: threading.Thread | None = None
         self._current: KafkaConnection | None = None
         self._since_s = 0.0
-        """Connection that is being stepped, and the start of its step (monotonic)."""
+        """Start of the step of the current connection (monotonic)."""
         self._steps = 0
         self._is_asleep = False
         self._woken = threading.Event()
@@ -66,7 +67,7 @@ class Loop:
 
     def start(self) -> None:
         """Start the threads."""
-        self._lead()
+        self._start_leader()
         threading.Thread(target=self._watch, name="segmentlog-loop-watch", daemon=True).start()
 
     def add(self, connection: KafkaConnection) -> None:
@@ -99,7 +100,7 @@ class Loop:
         self._woken.set()
         os.write(self._wake_write, b"\0")
         if leader is not None and leader is not threading.current_thread():
-            leader.join(2 * _LOOK_S)
+            leader.join(2 * _STEP_PATIENCE_S)
         for connection in remaining:
             self._release(connection, StepResult.ENDED)
         self._close_files()
@@ -118,7 +119,7 @@ class Loop:
 
     # ------------------------------------------------------------ stepping
 
-    def _lead(self) -> None:
+    def _start_leader(self) -> None:
         self._leader = threading.Thread(target=self._run, name="segmentlog-loop", daemon=True)
         self._leader.start()
 
@@ -140,28 +141,28 @@ class Loop:
                     self._current, self._since_s = connection, time.monotonic()
                 if connection is None:
                     continue
-                turn = connection.step()
+                result = connection.step()
                 self._steps += 1
-                if not self._finish_step(me, fd, connection, turn):
+                if not self._finish_step(me, fd, connection, result):
                     return
 
-    def _finish_step(self, me: threading.Thread, fd: int, connection: KafkaConnection, turn: StepResult) -> bool:
+    def _finish_step(self, me: threading.Thread, fd: int, connection: KafkaConnection, result: StepResult) -> bool:
         """Put a connection back, or release it, after its step. Return False if another thread is the leader now."""
         with self._mutex:
             leads = self._leader is me and not self._is_closed
             if leads:
                 self._current = None
-                if turn is not StepResult.STAYS:
+                if result is not StepResult.STAYS:
                     self._remove_locked(fd)
-        if turn is not StepResult.STAYS:
-            self._release(connection, turn)
+        if result is not StepResult.STAYS:
+            self._release(connection, result)
         elif not leads:
             self.add(connection)
         return leads
 
-    def _release(self, connection: KafkaConnection, turn: StepResult) -> None:
+    def _release(self, connection: KafkaConnection, result: StepResult) -> None:
         try:
-            self._release_connection(connection, turn)
+            self._release_connection(connection, result)
         except Exception:  # otherwise the leader would stop, and serve none of its connections any more
             logger.exception("%s: ending the connection failed", connection.client_host)
 
@@ -183,37 +184,37 @@ class Loop:
                 self._remove_locked(fd)
                 break
         self._current = None
-        self._lead()
+        self._start_leader()
 
     # ------------------------------------------------------------ watching
 
     def _watch(self) -> None:
         steps = -1
-        pace_s = time.monotonic() + _PACE_S
+        next_check_s = time.monotonic() + _IDLE_CHECK_S
         while not self._is_closed:
             if steps == self._steps and self._current is None:
                 self._is_asleep = True
-                self._woken.wait(_PACE_S)
+                self._woken.wait(_IDLE_CHECK_S)
                 self._is_asleep = False
                 self._woken.clear()
             else:
-                time.sleep(_LOOK_S)
+                time.sleep(_STEP_PATIENCE_S)
             steps = self._steps
             self._replace_stuck_leader()
-            if time.monotonic() >= pace_s:
-                self._check_pace()
-                pace_s = time.monotonic() + _PACE_S
+            if time.monotonic() >= next_check_s:
+                self._end_idle()
+                next_check_s = time.monotonic() + _IDLE_CHECK_S
 
     def _replace_stuck_leader(self) -> None:
         """Start a new leader if the current connection has been stepped for too long."""
         with self._mutex:
             stuck = self._current
-            if stuck is None or time.monotonic() - self._since_s < _LOOK_S or self._is_closed:
+            if stuck is None or time.monotonic() - self._since_s < _STEP_PATIENCE_S or self._is_closed:
                 return
             self._replace_leader_locked(stuck)
-        logger.debug("%s: its request takes long; another thread serves the other connections", stuck.client_host)
+        logger.debug("%s: a request takes long; another thread now serves the other connections", stuck.client_host)
 
-    def _check_pace(self) -> None:
+    def _end_idle(self) -> None:
         """End connections that have been idle for too long."""
         with self._mutex:
             quiet = [

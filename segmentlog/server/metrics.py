@@ -36,10 +36,10 @@ _HEAD_BYTES_MAX: Final = 8 << 10
 _PATIENCE_S: Final = 5.0
 """Time for a request to arrive, and for the client to read the response each time that the socket buffer is full."""
 _CONNECTIONS_MAX: Final = 8
-"""Concurrent connections. Above the limit, the oldest of the address with the most of them is closed. Prometheus sends
-a request about every ten seconds."""
+"""Maximum number of connections. Above it, the server closes the oldest of the address that has the most. Prometheus
+sends a request about every ten seconds."""
 _THREADS_MAX: Final = 2 * _CONNECTIONS_MAX
-"""Includes threads whose connection was closed, and that have not ended yet."""
+"""Maximum number of threads. It includes threads that have not ended yet after their connection was closed."""
 _NO_THREAD_S: Final = 1.0
 """Time to wait for one of these threads to end."""
 _LOCK_PATIENCE_S: Final = 1.0
@@ -50,8 +50,8 @@ _METRICS_TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class MetricsServer:
-    """HTTP server of the metrics, in threads, until it is closed. With ``is_first`` it includes those of the whole
-    store.
+    """HTTP server of the metrics, in threads, until it is closed. With ``is_first`` it also has the metrics of the
+    whole store.
 
     The caller must have checked that the address is safe (`security.listen_rules.check_safe_for_metrics`). Raise
     OSError for an address in use, and SegmentlogError if prometheus-client is missing.
@@ -83,7 +83,7 @@ class MetricsServer:
         fork_safety.on_fork(self, "_abandon_copies")
 
     def _abandon_copies(self) -> None:
-        """Close the sockets in a forked child, whose threads are gone: they must not outlive the parent's."""
+        """Close the sockets in a forked child: it has no threads for them, and must not keep the connections open."""
         self._is_forked = True
         self._http.abandon()
 
@@ -103,8 +103,7 @@ class MetricsServer:
     # ------------------------------------------------------------ responses
 
     def refusal(self, path: str, headers: Message) -> tuple[HTTPStatus, str, str] | None:
-        """Return the response to a request that a web page could have made a browser send; None for a legitimate
-        request.
+        """Return a response that rejects the request, if a web page may have made a browser send it; else None.
 
         Requests for health may use any host name, because load balancers use names of their own. For a foreign name the
         response omits the reasons.
@@ -216,7 +215,7 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
 
     def setup(self) -> None:
-        """Read the request head within limits of time and size, which the library does not have."""
+        """Read the request head within limits of time and size; the library has no such limits."""
         super().setup()
         self.rfile.close()
         self.rfile = io.BufferedReader(io.BytesIO(_head_of(self.connection)))

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 _DELTA_MAX: Final = 2**31 - 1
 _FILLED_MAX: Final = 1024
-"""Empty batches in one response; they cover more than 2^41 offsets."""
+"""Maximum number of empty batches in a response; they cover more than 2^41 offsets."""
 
 
 class Bounds:
-    """Offsets of a partition that a fetch may see now."""
+    """The offsets of a partition that a fetch may return now."""
 
     __slots__ = ("high_watermark", "is_committed", "last_stable", "log_start")
 
@@ -64,7 +64,7 @@ def fetch_error(
 ) -> PartitionData | None:
     """Return the error response to a fetch with a wrong leader epoch or a diverging log; None if the fetch is valid.
 
-    ``node_id`` is the leader's; None in versions whose response has no field for it.
+    ``node_id`` is the node id of the leader; None in versions whose response has no field for it.
     """
     epoch = wire_epoch(partition.epoch)
     if requested.leader_epoch >= 0 and requested.leader_epoch != epoch:
@@ -122,7 +122,7 @@ def read_batches(
 def _gather_all(
     partition: Partition, bounds: Bounds, gathered: _Gathered, converted_batches: ConvertedBatchCache
 ) -> None:
-    """Collect batches while there are some and the response has room."""
+    """Collect batches until the log ends or the response has no room."""
     while gathered.room > 0 and gathered.reached < bounds.end:
         run, reached, is_full = partition.read_wire(gathered.reached, bounds.end, gathered.room)
         if run:
@@ -172,7 +172,7 @@ class _Gathered:
         return self.at_least_one and not self.batches
 
     def has_room_for(self, size_bytes: int) -> bool:
-        """Return whether ``size_bytes`` more fit; a first batch that is due always fits."""
+        """Return whether ``size_bytes`` more fit into the response; a batch that `is_due` always fits."""
         return size_bytes <= self.room or self.is_due
 
 

@@ -1,9 +1,9 @@
-"""Limit the cost of one request: the size of its response, and the work after its client has left.
+"""Limit the cost of a request: the size of its response, and the work that continues after its client has left.
 
-    distinct       elements that request the same thing are answered once
-    AnswerBudget   room left in the response: an element takes a few bytes in a request and may take kilobytes in the
+    distinct       answers elements that request the same thing once
+    AnswerBudget   limits the size of the response: an element of a few bytes in the request may take kilobytes in the
                    response
-    ClientGone     ends a request whose client has left; later requests of the client are still done
+    ClientGone     ends a request whose client has left; the server still handles the client's later requests
 
 `RequestContext` applies all three: handlers loop over a request with `distinct`, `merged_topics` and `each`, and call
 `reserve_room` before they describe something.
@@ -18,13 +18,13 @@ from typing import Any, Final, Generic, TypeVar
 Element = TypeVar("Element")
 
 CHECK_INTERVAL_S: Final = 0.1
-"""Interval at which the loop over a request's elements checks whether the client is connected, with a system call."""
+"""Interval at which the loop over a request's elements checks, by a system call, whether the client is connected."""
 
 
 class ClientGone(Exception):
-    """The client has disconnected while its request was in progress; the rest of the request is not done.
+    """The client has disconnected during its request, so the handler stops.
 
-    `KafkaConnection` still does the client's later requests, and answers none of them.
+    `KafkaConnection` still handles the client's later requests, without responses.
     """
 
     def __init__(self) -> None:
@@ -55,9 +55,9 @@ class AnswerBudget:
 class MergedTopic(Generic[Element]):
     """One topic of a request, merged from all entries for it.
 
-    topic        the first of the request's entries for it
-    partitions   the requested partitions, by number or another key; of several entries for a partition only the last
-    unclear      keys of partitions with entries that differ
+    topic        the first entry for the topic in the request
+    partitions   the requested partitions, by number or another key; the last entry if there are several for a partition
+    unclear      keys of partitions whose entries differ from each other
     """
 
     __slots__ = ("partitions", "topic", "unclear")
@@ -93,5 +93,5 @@ def merge_topics(
 
 
 def identity(value: Any) -> Any:
-    """Return the argument: the key of an element that is its own key."""
+    """Return the argument. Used as the ``key`` function for elements that are their own keys."""
     return value

@@ -1,9 +1,9 @@
 """Memory for large requests: reused, limited for all connections together, and allocated as the data arrives.
 
 Creating a buffer of one megabyte costs as much as checking its contents, so buffers are reused. A client that announces
-a large request and sends nothing of it costs nothing: its buffer doubles with the data that has arrived. All buffers
-share one limit. When it is reached, the connection that has been sending one request for the longest is closed. So a
-hundred slow clients are closed one after the other, and do not block clients that send their requests at once.
+a large request but sends nothing costs no memory: its buffer grows, by doubling, only as data arrives. All buffers
+share one limit. At the limit, the pool closes the connection whose present request began first. So it closes slow
+clients one after the other, and they do not block clients that send their requests quickly.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Final
 SMALLEST: Final = 64 << 10
 _LARGEST_KEPT: Final = 8 << 20
 _KEPT_BYTES: Final = 32 << 20
-_LOOK_S: Final = 0.2
+_RECHECK_S: Final = 0.2
 _SPARED_S: Final = 1.0
-"""A request that began less than this long ago is not cut off for others."""
+"""A request that began within this time is not ended in favor of others."""
 
 
 class NoRoom(Exception):
-    """A large request got no room in time, or its connection was closed to make room for other requests."""
+    """A large request got no memory in time, or its connection was closed in favor of other requests."""
 
 
 class Lease:
@@ -52,7 +52,7 @@ class Lease:
 
 
 class BufferPool:
-    """Buffers of power-of-two sizes, with a limit for unused buffers and a limit for all in use. Thread-safe."""
+    """Buffers of power-of-two sizes. Unused buffers and buffers in use each have a limit in bytes. Thread-safe."""
 
     def __init__(self, kept_bytes: int = _KEPT_BYTES, bound_bytes: int = 1 << 62) -> None:
         self._condition = threading.Condition()
@@ -62,7 +62,7 @@ class BufferPool:
         self._bound_bytes = bound_bytes
         self._used_bytes = 0
         self._leases: OrderedDict[Lease, None] = OrderedDict()
-        """Ordered by the start of their request."""
+        """Leases, ordered by the start of their request."""
 
     @property
     def used_bytes(self) -> int:
@@ -100,7 +100,7 @@ class BufferPool:
         self._retain(former)
 
     def _make_room_locked(self, lease: Lease, more_bytes: int, patience_s: float) -> None:
-        """Wait for ``more_bytes`` of room, and cut off slow requests while there is too little."""
+        """Wait until ``more_bytes`` are free. Meanwhile close the connections of slow requests."""
         ends_s = time.monotonic() + patience_s
         while not lease.is_cut and self._is_too_much(lease, more_bytes):
             now_s = time.monotonic()
@@ -113,7 +113,7 @@ class BufferPool:
                     other.is_cut = True
                     other.cut()
                     break
-            self._condition.wait(_LOOK_S)
+            self._condition.wait(_RECHECK_S)
         if lease.is_cut:
             raise NoRoom("the request arrived too slowly, and other connections needed its memory")
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from segmentlog.server.kafka_connection import KafkaConnection
 
 TOO_MUCH: Final = ErrorCode.POLICY_VIOLATION
-"""Error code for elements that the response has no room for. Clients do not retry it by themselves."""
+"""Error code for elements that do not fit into the response. Clients do not retry after this code."""
 TOO_MUCH_TEXT: Final = "the response is too large; request fewer elements at a time"
 _DESCRIBE_CONFIGS: Final = 32
 _JOINED_BYTES: Final = 4096
@@ -62,7 +62,7 @@ class RequestContext(msgspec.Struct, gc=False, kw_only=True):
     next_check_s: float = 0.0
     """`time.monotonic` from which `check_client` checks the connection again."""
     has_scanned: bool = False
-    """The files of all topics were searched for an unknown topic id."""
+    """Whether this request has searched the files of all topics for an unknown topic id."""
 
     def allows(self, operation: Operation, resource: ResourceType, name: str) -> bool:
         """Return whether the client may perform this operation on the resource of this name."""
@@ -87,7 +87,7 @@ class RequestContext(msgspec.Struct, gc=False, kw_only=True):
     # ------------------------------------------------------------ limits of a request
 
     def check_client(self) -> None:
-        """Raise `ClientGone` if the client has disconnected; checks the socket every tenth of a second."""
+        """Raise `ClientGone` if the client has disconnected. Check the socket at most every tenth of a second."""
         now_s = time.monotonic()
         if now_s >= self.next_check_s:
             is_first, self.next_check_s = not self.next_check_s, now_s + CHECK_INTERVAL_S
@@ -122,7 +122,7 @@ class RequestContext(msgspec.Struct, gc=False, kw_only=True):
     def reserve_room(self, elements: int, size_bytes: int = 0) -> bool:
         """Reserve room in the response for ``elements``, and for ``size_bytes`` of text in them.
 
-        Return False if there is too little; the response then has `TOO_MUCH` in their place.
+        If there is too little room, return False; the response then has `TOO_MUCH` in place of the elements.
         """
         if self.budget is None:
             limits = self.broker.settings.limits
@@ -140,11 +140,11 @@ class RequestContext(msgspec.Struct, gc=False, kw_only=True):
     def decompression_slot(self, *, is_stopped: bool = True) -> AbstractContextManager[HeldSlot]:
         """Return a context manager that holds a slot for decompressing client data, after waiting for a free one.
 
-        Raise `ClientGone` if the client leaves while it waits. With ``is_stopped=False`` wait regardless, for requests
-        that must be done after their client has left. Other connections are served in the meantime.
+        Raise `ClientGone` if the client leaves while it waits. With ``is_stopped=False`` continue to wait: for
+        requests that the server must handle even after their client has left. Other connections are served meanwhile.
         """
         step_aside()
-        check = self.check_client if is_stopped else _go_on
+        check = self.check_client if is_stopped else _check_nothing
         return self.broker.decompression_slots.slot((self.principal, self.client_host), check)
 
     def topic_by_id(self, topic_id: bytes) -> tuple[str, str] | None:
@@ -185,7 +185,7 @@ class RequestContext(msgspec.Struct, gc=False, kw_only=True):
         return DeferredResponse(self, PendingResponse(self.connection.responses))
 
 
-def _go_on() -> None:
+def _check_nothing() -> None:
     """Check nothing, so that the wait continues even if the client has left."""
 
 

@@ -1,4 +1,4 @@
-"""Collect the error codes of a response, wherever its schema has them."""
+"""Collect the error codes of a response from all fields that its schema has for them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _ERROR_CODES: Final = ("error_code", "partition_error_code")
 
 
 class _Plan(NamedTuple):
-    """Where a struct contains error codes: in itself, and in the structs of these lists."""
+    """The places of error codes in a struct: its own field, and fields that are lists of structs."""
 
     code: str
     """Name of the struct's error code field; empty if it has none."""

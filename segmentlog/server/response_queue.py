@@ -1,4 +1,4 @@
-"""Send the responses of one connection in the order of its requests, without blocking the threads that complete them.
+"""Send the responses of a connection in the order of its requests. A thread that completes a response never blocks.
 
 A response that waits for the disk or for records stays in the queue while later requests are read. The thread that
 completes it sends it, together with the complete responses after it. Responses to requests that arrived together are
@@ -17,7 +17,7 @@ from segmentlog.server.transport import Buffer, Transport
 _WAITING_MAX: Final = 128
 """Limit of queued responses; at the limit the connection reads no more requests."""
 _TOGETHER_BYTES: Final = 64 << 10
-"""Responses up to this size wait for those of other requests that arrived with theirs."""
+"""A response up to this size waits for the responses to requests that arrived together with its request."""
 
 
 class PendingResponse:
@@ -30,7 +30,7 @@ class PendingResponse:
         self.buffers: Sequence[Buffer] | None = None
 
     def complete(self, buffers: Sequence[Buffer]) -> None:
-        """Set the response, length prefix included, and send it when it is next. Never waits for a slow client."""
+        """Set the response, length prefix included. Send it if it is the next. Never waits for a slow client."""
         self.buffers = buffers
         self._queue.send_ready()
 
@@ -49,7 +49,7 @@ class ResponseQueue:
         self._transport = transport
         self._waiting_bytes_max = waiting_bytes_max
         self._fail = fail
-        """Called with the error when sending fails, by the thread that met it."""
+        """Called with the error when sending fails, in the thread that sends."""
         self._together: list[Buffer] = []
         self._together_bytes = 0
         self._waiting: deque[PendingResponse | Sequence[Buffer]] = deque()
@@ -57,10 +57,10 @@ class ResponseQueue:
         self._has_room = threading.Condition()
         self._is_closed = False
         self.is_stuck = False
-        """The client does not read, and a thread waits for it."""
+        """Whether a thread waits for the client, because it does not read its responses."""
 
     def __len__(self) -> int:
-        """Return the number of queued responses, without those that wait to be sent with the next ones."""
+        """Return the number of queued responses, except those that wait to be sent together with the next."""
         return len(self._waiting)
 
     @property
@@ -74,7 +74,7 @@ class ResponseQueue:
         return self._together_bytes > _TOGETHER_BYTES
 
     def put(self, answer: Answer) -> None:
-        """Add a response; it is sent by the next flush, with others to requests that arrived together."""
+        """Add a response. The next flush sends it together with other responses."""
         if answer is None:
             return
         if isinstance(answer, PendingResponse):

@@ -64,10 +64,9 @@ class SaslSession:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.principal: Principal | None = None
-        """The authenticated user; None before that."""
+        """The authenticated user; None before authentication."""
         self.takes_raw_tokens = False
-        """Whether the next frame is a bare token with a length prefix, and its response likewise, instead of a
-        request."""
+        """Whether the next frame is not a request but a token with a length prefix; so is the response to it."""
         self.session_lifetime_ms = session_lifetime_ms
         self._users = users
         self._mechanisms = tuple(mechanisms)
@@ -86,7 +85,7 @@ class SaslSession:
 
     @property
     def mechanism(self) -> str:
-        """Mechanism that the client chose; empty before."""
+        """Mechanism that the client chose; empty before its choice."""
         return self._mechanism
 
     @property
@@ -104,7 +103,7 @@ class SaslSession:
         return api_key in _TO_EXCHANGE and self._state is not _State.FAILED
 
     def handshake(self, mechanism: str, version: int = 1) -> tuple[int, list[str]]:
-        """Do a SaslHandshake. Return (error code, the enabled mechanisms)."""
+        """Handle a SaslHandshake. Return (error code, the enabled mechanisms)."""
         enabled = list(self._mechanisms)
         if self._state not in (_State.INITIAL, _State.AUTHENTICATED):
             self._state = _State.FAILED
@@ -121,14 +120,14 @@ class SaslSession:
         return ErrorCode.NONE, enabled
 
     def authenticate(self, token: bytes) -> tuple[int, str | None, bytes]:
-        """Do a SaslAuthenticate. Return (error code, message, token for the client). The last one sets `principal`."""
+        """Handle a SaslAuthenticate. Return (error code, message, token for the client). The last sets `principal`."""
         exchange = self._exchange
         if exchange is None or self._state not in (_State.EXCHANGING, _State.REAUTHENTICATING):
             self._fail()
             return ErrorCode.ILLEGAL_SASL_STATE, "SaslAuthenticate must follow a SaslHandshake", b""
         try:
             if len(token) > TOKEN_MAX_BYTES:
-                raise AuthenticationFailed("the token is too long")
+                raise AuthenticationFailed(f"the token is longer than {TOKEN_MAX_BYTES} bytes")
             answer = exchange.step(token)
             if exchange.name is not None:
                 self._accept(Principal("User", exchange.name))

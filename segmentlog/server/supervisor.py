@@ -10,8 +10,8 @@
 
 The supervisor restarts a worker that dies. Its clients reconnect, and the records that it acknowledged are in the log.
 If a worker sends no heartbeat for `SILENT_S`, the supervisor kills it and then starts another: two processes must never
-have the same worker number. Workers end when the supervisor ends, for whatever reason: they read from a pipe that is
-never written to, and whose write end the kernel closes with the supervisor.
+have the same worker number. Workers also end when the supervisor ends, even by SIGKILL: they read from a pipe to
+which no process writes, and whose write end the kernel closes when the supervisor ends.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ class SidecarProcess(NamedTuple):
     host: str
     port: int
     run: Callable[[ServerPlan, socket.socket, int, int], None]
-    """Called in the process with the plan, its socket, the status pipe to the supervisor, and the pipe that ends with
-    it."""
+    """Function that the process runs. Arguments: plan, socket, status pipe to the supervisor, and the pipe that ends
+    with the supervisor."""
 
 
 class WorkerFailed(SegmentlogError):
@@ -109,7 +109,7 @@ class WorkerFailed(SegmentlogError):
 
 
 class _ChildProcess:
-    """Supervisor's record of one child process: a worker or the sidecar."""
+    """The supervisor's state of one child process: a worker or the sidecar."""
 
     def __init__(self, number: int, name: str) -> None:
         self.number = number
@@ -205,7 +205,7 @@ class Supervisor:
     # ------------------------------------------------------------ running
 
     def run(self) -> None:
-        """Serve until SIGTERM or SIGINT. Raise `WorkerFailed` if a worker cannot start in the first place."""
+        """Serve until SIGTERM or SIGINT. Raise `WorkerFailed` if a worker cannot start when the server starts."""
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)}
         former_fd = signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)

@@ -28,7 +28,7 @@ def is_visible(name: str) -> bool:
 
 
 class ForeignTopicId(UnknownTopic):
-    """The name belongs to a topic with another id than requested: the requested topic was deleted or renamed."""
+    """The name belongs to a topic with another id than the request has: the requested topic was deleted or renamed."""
 
 
 class TopicIds:

@@ -1,8 +1,8 @@
 """Send and receive bytes over one connection, plain or TLS. One thread receives; any thread may send, one at a time.
 
-Sockets block with the kernel's timeouts: Python's `settimeout` calls `poll` before each operation, one more system call
-a request. OpenSSL allows one thread at a time in a TLS connection, so a receiver waits for bytes outside the lock that
-senders need.
+Sockets block, with the kernel's timeouts. (Python's `settimeout` would cost another system call a request, because it
+calls `poll` before each operation.) OpenSSL allows one thread at a time in a TLS connection, so a receiver waits for
+bytes outside the lock that senders need.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Transport(Protocol):
 
     received_bytes: int
     sent_bytes: int
-    """Bytes so far, without the overhead of encryption."""
+    """Number of bytes sent so far, without the overhead of encryption."""
 
     def fileno(self) -> int:
         """Return the descriptor of the socket; -1 once it is closed."""
@@ -49,7 +49,7 @@ class Transport(Protocol):
         """
 
     def receive_now(self, view: memoryview) -> int:
-        """Receive what has arrived, like `receive_into`. Raise `Idle` if nothing has."""
+        """Receive the bytes that have arrived, as `receive_into` does. Raise `Idle` if there are none."""
 
     @property
     def has_more(self) -> bool:
@@ -62,7 +62,7 @@ class Transport(Protocol):
         """Send as much as possible without blocking, and return the rest."""
 
     def is_disconnected(self) -> bool:
-        """Return whether the peer has closed its side, and so has most likely left. For the receiving thread."""
+        """Return whether the client has closed its side, and so has most likely left. Only for the receiving thread."""
 
     def stop_receiving(self) -> None:
         """End the receiving side; sending continues. Thread-safe."""
@@ -71,7 +71,7 @@ class Transport(Protocol):
         """End both sides. Thread-safe."""
 
     def close(self) -> None:
-        """Close the descriptor. For the receiving thread."""
+        """Close the descriptor. Only for the receiving thread."""
 
 
 class PlainTransport:
@@ -235,7 +235,7 @@ class TlsTransport:
 
 
 class _SendPace:
-    """Send timeout for a client that reads, but too slowly: it must read `_SLOWEST_BYTES` within each timeout."""
+    """Minimum speed of a client that reads its responses: it must read `_SLOWEST_BYTES` within each timeout."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -251,7 +251,7 @@ class _SendPace:
 
 
 def drop_sent(buffers: list[Buffer], sent_bytes: int) -> list[Buffer]:
-    """Return what remains of the buffers after ``sent_bytes`` were sent."""
+    """Return the buffers without their first ``sent_bytes`` bytes."""
     if sent_bytes == _size(buffers):  # the usual case
         return []
     for at, buffer in enumerate(buffers):

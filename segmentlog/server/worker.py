@@ -71,7 +71,7 @@ class KafkaWorker:
         return self.listener.is_healthy(patience_s) and self.broker.is_healthy(patience_s)
 
     def problems(self) -> list[str]:
-        """Return the reasons why clients should not be sent to this worker; an empty list if it is ready."""
+        """Return the reasons why this worker is not ready for clients; an empty list if it is ready."""
         found = [] if self.listener.is_open else ["no connections are accepted"]
         store = self.broker.store
         if store.is_closed:

@@ -21,7 +21,7 @@ class Event(Enum):
     REFUSED = 2
     """A client was rejected because a limit of connections was reached."""
     CUT = 3
-    """A connection was closed for a malformed, late or missing request."""
+    """The server closed a connection, because a request was malformed, late or missing."""
     TLS_FAILED = 4
     """A TLS handshake failed."""
     SASL_FAILED = 5

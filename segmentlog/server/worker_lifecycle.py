@@ -1,4 +1,4 @@
-"""Life of a server's child process: send heartbeats to the supervisor, and stop on SIGTERM or with the supervisor."""
+"""Send heartbeats of a child process to the supervisor, and stop it on SIGTERM or when the supervisor ends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from segmentlog.server.supervisor import FINISH_S, HEARTBEAT_S
 class StopSignal:
     """A request to stop.
 
-    Not a `threading.Event`: a signal handler may run while its own thread holds the Event's lock.
+    This is not a `threading.Event`: a signal handler may run while its own thread holds the lock of the Event.
     """
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ def stop_with_supervisor(alive_fd: int) -> StopSignal:
 def send_heartbeats(
     stop: StopSignal, status_fd: int, is_healthy: Callable[[], bool], status: Callable[[], Mapping[str, object]]
 ) -> None:  # fmt: skip
-    """Send the process's status to the supervisor every `HEARTBEAT_S`, while it is healthy, until it must stop."""
+    """Send the process's status to the supervisor every `HEARTBEAT_S`, but only while the process is healthy."""
     while not stop.is_requested:
         if is_healthy():
             with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Test tools for segmentlog and for applications that use it: disks that lose unsynced data, fail or crash.
+"""Test tools for segmentlog and for applications that use it: disks that fail, and disks that lose unsynced data.
 
 `History` records every record that a log acknowledged or returned, and finds contradictions. The disks,
 from the fastest to the most realistic:

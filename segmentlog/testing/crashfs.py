@@ -9,11 +9,11 @@ Every operation on the mount goes to `ForgetfulDisk`, which tracks what was sync
 because memory maps need one. Stores through a map reach `ForgetfulDisk` when the kernel writes them back: on msync, on
 fsync and when the file is closed. Before that, a crash loses them. Ordinary writes reach it at once.
 
-A separate process serves the mount. A process that used its own mount would deadlock when it touched a
-mapped page, because it would hold the interpreter's lock.
+A separate process serves the mount. A process that serves its own mount deadlocks when it touches a
+mapped page, because it then holds the interpreter's lock.
 
 Needs Linux with FUSE: the extra ``[testing]``, libfuse 3 and fusermount3 (Debian's package ``fuse3``), and
-access to /dev/fuse. Raises `CrashFSUnavailable` without them.
+access to /dev/fuse. Without these, `CrashFS` raises `CrashFSUnavailable`.
 """
 
 from __future__ import annotations
@@ -84,11 +84,11 @@ class CrashFS:
         """Cut the power: lose some of the unsynced data, and return a line for each loss.
 
         Other processes that use the mount must have ended, and this process must have closed its files and
-        memory maps. Otherwise raise OSError (EBUSY), without a loss. After the call both the mount and
-        ``backing`` have what survived.
+        memory maps. Otherwise raise OSError (EBUSY), and lose nothing. After the call, the mount and
+        ``backing`` both contain exactly the data that survived.
 
-        keep  "none": only synced data survive; "all": everything survives; "some": see
-              `segmentlog.testing.unsynced_model`; None: the seed decides
+        keep  the unsynced data that survive: "none", "all", or "some" (a choice by the seed, see `unsynced_model`);
+              None: the seed chooses one of these three
         """
         lost: list[str] = self._ask("crash", seed, keep)["lost"]
         return lost
@@ -96,7 +96,7 @@ class CrashFS:
     def close(self) -> None:
         """Unmount, and write everything to ``backing``, synced or not. Idempotent.
 
-        Raise OSError (EBUSY) if files are still in use. Then ``backing`` is written later, when they are closed.
+        Raise OSError (EBUSY) if files are still in use; ``backing`` is then written when they are closed.
         """
         if not self._closed:
             try:
@@ -135,7 +135,7 @@ class CrashFS:
         return answer
 
     def _end(self) -> None:
-        """Close the connection: the serving process then unmounts, also if this process is killed."""
+        """Close the connection. The process that serves the mount then unmounts it and ends."""
         self._closed = True
         self._answers.close()
         self._socket.close()
@@ -350,7 +350,7 @@ class _MountServer:
             self._link.sendall(json.dumps(answer).encode() + b"\n")
 
     def _listen(self) -> None:
-        """Unmount for each command: the main thread then returns from FUSE and reads the command."""
+        """Unmount before each command, because the main thread is inside FUSE until the mount ends."""
         with contextlib.suppress(OSError), self._link.makefile("rb") as lines:
             for line in lines:
                 command = json.loads(line)

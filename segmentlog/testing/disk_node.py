@@ -25,7 +25,7 @@ class SimulatedFile:
     """A file or a folder: its contents in the page cache, and those on disk."""
 
     __slots__ = (
-        "buffer", "durable", "durable_names", "has_place", "is_folder", "locks", "mapped", "marked", "names", "number",
+        "buffer", "durable", "durable_names", "is_fixed", "is_folder", "locks", "mapped", "marked", "names", "number",
         "pending", "pending_names", "size",
     )  # fmt: skip
 
@@ -34,8 +34,8 @@ class SimulatedFile:
         self.is_folder = is_folder
         self.buffer = bytearray()
         self.size = 0
-        self.has_place = self.mapped = False
-        """Whether the buffer cannot move; whether stores through a map may change the file without a call."""
+        self.is_fixed = self.mapped = False
+        """`is_fixed`: the buffer cannot move. `mapped`: a process may change the file through a map, without a call."""
         self.marked = False
         """The mark of `FileSystem.set_inode_mark`, which the kernel keeps while it has the file in memory."""
         self.durable = b""
@@ -49,19 +49,19 @@ class SimulatedFile:
     def resize(self, size: int) -> None:
         if size > len(self.buffer):
             if self.mapped:
-                raise OSError(errno.EFBIG, "a simulated file that is mapped cannot grow beyond its capacity")
+                raise OSError(errno.EFBIG, "a mapped file of the simulation cannot grow beyond its capacity")
             self.buffer = self.buffer.ljust(2 * size, b"\0")
-            self.has_place = False
+            self.is_fixed = False
         if size < self.size:
             self.buffer[size : self.size] = bytes(self.size - size)
         self.size = size
 
-    def fix_place(self) -> None:
-        """Reserve capacity for the rest of the file's life: a mapped buffer cannot move."""
-        if not self.has_place:
+    def fix_buffer(self) -> None:
+        """Reserve all the capacity that the file may need: a mapped buffer cannot move."""
+        if not self.is_fixed:
             if len(self.buffer) < _CAPACITY:
                 self.buffer = self.buffer.ljust(_CAPACITY, b"\0")
-            self.has_place = True
+            self.is_fixed = True
 
     def sync(self) -> None:
         self.durable = bytes(memoryview(self.buffer)[: self.size])
@@ -101,12 +101,12 @@ def path_parts(path: str) -> list[str]:
 
 
 class Disk:
-    """Disk and page cache of a machine. Not thread-safe: its processes run in turn."""
+    """Disk and page cache of a machine. Not thread-safe: only one process may make a call at a time."""
 
     def __init__(self, boot: int = 1, mount: int = 1) -> None:
         self.boot = boot
         self.mount = mount
-        self.tells_mounts = self.keeps_marks = True
+        self.supports_mount_ids = self.supports_inode_marks = True
         """Whether the kernel supports `FileSystem.mount_id` and `FileSystem.has_inode_mark`."""
         self.pages: list[SimulatedFile] = []
         """Files with a writable map."""
@@ -134,7 +134,7 @@ class Disk:
         return SimulatedFile(self.next_number, is_folder=is_folder)
 
     def record_pages(self) -> None:
-        """Record the contents of mapped files now: any of them may be on the disk after a remount."""
+        """Record the contents of mapped files. After a remount, the disk may have any recorded contents."""
         for node in self.pages:
             versions = self.page_versions.setdefault(node.number, [])
             content = node.content()

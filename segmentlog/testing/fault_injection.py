@@ -5,7 +5,7 @@ fs.fail("fdatasync", errno.EIO, call=2)     # the second call from now on fails
 fs.fail("pwritev", errno.ENOSPC, times=None)  # every call from now on fails, until `heal`
 fs.short_writes(100)                        # pwritev writes at most 100 bytes per call
 fs.room_bytes = 5000                        # after 5000 bytes the disk is full: a short write, then ENOSPC
-fs.before("flock", other_process)           # runs something right before the next call
+fs.before("flock", other_process)           # calls other_process before the next call
 fs.calls                                    # [("open", (path, flags, ...)), ...]
 """
 
@@ -31,7 +31,7 @@ class Died(BaseException):
 
 
 def is_done_by_death(method: str, args: tuple[Any, ...]) -> bool:
-    """Return whether the kernel does this call when a process dies, so that a later call of it must do nothing."""
+    """Return whether the kernel makes this call when a process dies; the dead process must not repeat it."""
     return method == "close" or (method == "flock" and bool(args[1] & fcntl.LOCK_UN))
 
 
@@ -83,7 +83,7 @@ class FaultyFileSystem(FileSystem):
     def die_at(self, call: int) -> None:
         """Simulate the death of the process at its ``call``-th call from now: it and all later calls raise `Died`.
 
-        The descriptors are closed, as the kernel does, which releases the locks. Memory maps stay.
+        Its descriptors are closed and its locks released, as by the kernel. Memory maps remain.
         """
         self._dead_from = len(self.calls) + call
 
@@ -92,7 +92,7 @@ class FaultyFileSystem(FileSystem):
         self._short = size_bytes
 
     def before(self, method: str, action: Callable[[], object]) -> None:
-        """Run ``action`` once, directly before the next call of ``method``, in place of another process."""
+        """Call ``action`` once, right before the next call of ``method``, to simulate another process."""
         self._actions.setdefault(method, []).append(action)
 
     def heal(self) -> None:

@@ -1,4 +1,4 @@
-"""A history of the records that a log acknowledged and returned, over any number of crashes, and its contradictions.
+"""Record which records a log acknowledged and returned, over any number of crashes, and find contradictions.
 
 The rules apply to every implementation of a log:
 
@@ -16,7 +16,7 @@ import msgspec
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """A log's claim to a producer or reader, ``who``, that an offset has this record; if ``durable``, for good."""
+    """A log's answer to ``who``, a producer or reader: the offset has this record, and must keep it if ``durable``."""
 
     offset: int
     value: bytes | None
@@ -52,13 +52,13 @@ class History:
         return len(self._first)
 
     def acknowledged(self, base_offset: int, values: Iterable[bytes | None], *, durable: bool) -> None:
-        """Record that an append returned: its records have the offsets from ``base_offset`` on."""
+        """Record that an append returned ``base_offset``, the offset of the first of these records."""
         for offset, value in enumerate(values, base_offset):
             self._acknowledged.add(offset)
             self._claim(Claim(offset, value, "the producer", durable))
 
     def handed(self, reader: str, offset: int, value: bytes | None, *, durable_only: bool = False) -> None:
-        """Record that a reader received a record."""
+        """Record that ``reader`` received this record at this offset."""
         self._claim(Claim(offset, value, reader, durable_only))
 
     def _claim(self, claim: Claim) -> None:
@@ -68,8 +68,8 @@ class History:
                 Conflict(
                     "one offset, two records",
                     claim.offset,
-                    f"{first.who} was told {_shown(first.value)}",
-                    f"{claim.who} is told {_shown(claim.value)}",
+                    f"{first.who} got {_shown(first.value)}",
+                    f"{claim.who} gets {_shown(claim.value)}",
                 )
             )
         if claim.durable:
@@ -97,7 +97,7 @@ class History:
                 self._durable.setdefault(offset, claim)
 
     def withdrawn(self, offset: int) -> None:
-        """Record that a process is about to truncate the log at ``offset``: claims at and above it no longer count."""
+        """Call this before a process truncates the log at ``offset``: claims from this offset on no longer count."""
         self._withdrawn.update(named for named in self._first if named >= offset)
         self._durable = {named: claim for named, claim in self._durable.items() if named < offset}
 
@@ -128,7 +128,7 @@ class History:
         return self.conflicts
 
     def _add_conflict(self, rule: str, offset: int, claim: Claim) -> None:
-        conflict = Conflict(rule, offset, f"{claim.who} was told {_shown(claim.value)}", "it is not there")
+        conflict = Conflict(rule, offset, f"{claim.who} got {_shown(claim.value)}", "the log has no such record")
         if conflict not in self.conflicts:
             self.conflicts.append(conflict)
 

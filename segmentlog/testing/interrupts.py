@@ -5,13 +5,13 @@
         ...                                         # check the state
 
 The signals are real. Before an instruction at which CPython may check for signals, C code makes a signal pending.
-So the interpreter itself decides whether its handler runs at that instruction, and which ``try`` gets the exception.
+So CPython itself decides whether the handler runs at that instruction, and which ``try`` gets the exception.
 (*Rejected:* raising in a trace function. Such an exception belongs to the *next* instruction, which may be outside of
 the ``try``.)
 
 The instructions are those with ``CHECK_EVAL_BREAKER`` in Python/ceval.c of CPython 3.11: RESUME, the CALLs,
-JUMP_BACKWARD and its conditional forms; other versions use similar names. If CPython does not check for signals at one
-of them, the trace function notices the signal first, and the point does not count.
+JUMP_BACKWARD and its conditional forms; other versions use similar names. If CPython does not check for signals at such
+an instruction, the signal arrives later, in the trace function, and the point does not count.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class InterruptOutcome(NamedTuple):
 
 
 class _Trigger:
-    """``+trigger`` makes the signal pending. It uses no CALL, at which the trace function itself would notice it."""
+    """``+trigger`` makes the signal pending. It needs no CALL: there CPython would handle the signal too early."""
 
     __pos__ = functools.partial(_set_pending, int(_SIGNAL))
 
@@ -136,7 +136,8 @@ class _InterruptedRun:
     def handle(self, signum: int, frame: FrameType | None) -> None:
         """Handle the signal: raise the error of this run.
 
-        If a function of this file was running, CPython noticed the signal too early or too late: ignore it.
+        Ignore the signal while a function of this file runs: CPython then noticed it before or after the operation's
+        own code.
         """
         if frame is None or frame.f_code.co_filename == __file__:
             return

@@ -6,8 +6,8 @@
     Consumer A continues from its position; consumer B reads from the start.
 
 kafkaesque's README describes this scenario: after the crash its log has only alpha, and assigns the
-offsets of beta and gamma to delta and epsilon. Then A has alpha, beta, gamma and zeta, B has alpha, delta,
-epsilon and zeta, and neither gets an error.
+offsets of beta and gamma to delta and epsilon. Then A has received alpha, beta, gamma and zeta,
+and B alpha, delta, epsilon and zeta. Neither of them gets an error.
 
 A log may lose records that it did not guarantee. But a consumer that had read them must get an error, and
 their offsets must not be assigned to other records. `play` checks this once, `torment` many times at random.
@@ -36,7 +36,7 @@ ReceivedRecord = tuple[int, bytes]
 
 
 class LostPosition(Exception):
-    """A reader's position is in ``[base_offset, end_offset)``, which the log reports as lost. Continue at its end."""
+    """The reader's position is in the lost range ``[base_offset, end_offset)``; it may continue at ``end_offset``."""
 
     def __init__(self, base_offset: int, end_offset: int) -> None:
         super().__init__(base_offset, end_offset)
@@ -56,10 +56,10 @@ class CrashableLog(Protocol):
     """Whether `read` returns only records that survive a crash."""
 
     def append(self, values: list[bytes]) -> int:
-        """Append, and return the offset of the first record after the log has acknowledged it."""
+        """Append records, wait for the acknowledgement, and return the offset of the first record."""
 
     def sync(self) -> None:
-        """Make all records so far durable."""
+        """Sync all records that were appended so far."""
 
     def crash(self) -> None:
         """Crash the machine or process of this log, and restart it."""
@@ -78,7 +78,7 @@ class ScenarioConsumer:
         self.name = name
         self.position = 0
         self.seen: list[ReceivedRecord] = []
-        self.told: list[tuple[int, int]] = []
+        self.reported_lost: list[tuple[int, int]] = []
         """Ranges that the log has reported to this consumer as lost, in the order of the reports."""
 
     def read_to_end(self, log: CrashableLog, history: History) -> None:
@@ -90,7 +90,7 @@ class ScenarioConsumer:
             except LostPosition as lost:
                 if not lost.base_offset <= self.position < lost.end_offset:
                     raise RuntimeError(f"position {self.position} is not in the reported lost range") from lost
-                self.told.append((lost.base_offset, lost.end_offset))
+                self.reported_lost.append((lost.base_offset, lost.end_offset))
                 self.position = lost.end_offset
         for offset, value in entries:
             history.handed(self.name, offset, value, durable_only=log.reads_durable)
@@ -98,43 +98,43 @@ class ScenarioConsumer:
             self.seen += entries
             self.position = entries[-1][0] + 1
 
-    def kept(self) -> dict[int, bytes]:
-        """Return the records that this consumer received and that were not reported to it as lost."""
-        return {offset: value for offset, value in self.seen if not _is_in(self.told, offset)}
+    def records_not_lost(self) -> dict[int, bytes]:
+        """Return the records that this consumer received, except those that the log later reported to it as lost."""
+        return {offset: value for offset, value in self.seen if not _is_in(self.reported_lost, offset)}
 
 
 class ScenarioOutcome(msgspec.Struct, frozen=True):
     """The result of a scenario.
 
-    a          records that consumer A received, which started before the crash
-    b          records that consumer B received, which started after the crash
-    told       ranges that the log reported to A as lost
-    conflicts  every rule of `History` that the log broke
-    agree      whether A and B have the same records at the same offsets, except those reported to A as lost
+    a              records that consumer A received, which started before the crash
+    b              records that consumer B received, which started after the crash
+    reported_lost  ranges that the log reported to A as lost
+    conflicts      every rule of `History` that the log broke
+    agree          whether A and B have the same records at the same offsets, except those reported to A as lost
     """
 
     log: str
     a: tuple[ReceivedRecord, ...]
     b: tuple[ReceivedRecord, ...]
-    told: tuple[tuple[int, int], ...]
+    reported_lost: tuple[tuple[int, int], ...]
     conflicts: tuple[Conflict, ...]
     agree: bool
 
     @property
-    def told_each_loss(self) -> bool:
-        """Whether each record that A received and B did not is in a range that was reported to A."""
+    def reports_each_loss(self) -> bool:
+        """Whether the log reported to A each loss: each record that A received and B did not."""
         gone = {offset for offset, _ in self.a} - {offset for offset, _ in self.b}
-        return all(_is_in(self.told, offset) for offset in gone)
+        return all(_is_in(self.reported_lost, offset) for offset in gone)
 
     @property
-    def recycled(self) -> list[int]:
+    def reused_offsets(self) -> list[int]:
         """Offsets that identified two records."""
         return sorted({conflict.offset for conflict in self.conflicts if conflict.rule == "one offset, two records"})
 
     def story_of_a(self) -> str:
         """Return A's records and the losses reported to A as text."""
         entries = [(offset, 1, _shown(offset, value)) for offset, value in self.a]
-        losses = [(end, 0, f"(told: [{base}, {end}) is lost)") for base, end in self.told]
+        losses = [(end, 0, f"(reported: [{base}, {end}) is lost)") for base, end in self.reported_lost]
         return ", ".join(text for _, _, text in sorted([*entries, *losses]))
 
     def story_of_b(self) -> str:
@@ -143,12 +143,12 @@ class ScenarioOutcome(msgspec.Struct, frozen=True):
 
     def verdict(self) -> str:
         """Return in a few words whether A and B agree."""
-        if self.recycled:
-            offsets = ", ".join(map(str, self.recycled))
+        if self.reused_offsets:
+            offsets = ", ".join(map(str, self.reused_offsets))
             return f"{'agree' if self.agree else 'DISAGREE'}: two records each at {offsets}"
         if self.conflicts or not self.agree:
             return "DISAGREE" if not self.agree else f"agree, but {self.conflicts[0]}"
-        return "agree, A was told of the loss" if self.told else "agree"
+        return "agree, A got an error for the lost records" if self.reported_lost else "agree"
 
 
 def play(log: CrashableLog) -> ScenarioOutcome:
@@ -221,9 +221,9 @@ class _Stage:
         self.a.read_to_end(self.log, self.history)
         found = _everything(self.log, self.history)
         conflicts = self.history.check(dict(found), self.log.lost_ranges())
-        agree = self.a.kept() == dict(found)
-        a, told = tuple(self.a.seen), tuple(self.a.told)
-        return ScenarioOutcome(self.log.name, a, tuple(found), told, tuple(conflicts), agree)
+        agree = self.a.records_not_lost() == dict(found)
+        a, reported_lost = tuple(self.a.seen), tuple(self.a.reported_lost)
+        return ScenarioOutcome(self.log.name, a, tuple(found), reported_lost, tuple(conflicts), agree)
 
 
 def _everything(log: CrashableLog, history: History) -> list[ReceivedRecord]:
@@ -250,8 +250,8 @@ POLICIES = ("always", "everysec", "100records", "1MiB", "never")
 _LEVELS: tuple[tuple[Ack, bool], ...] = (("written", False), ("durable", False), ("written", True))
 
 
-class _StandingClock(Clock):
-    """A clock that stands still, which prevents flushes by age before the crash."""
+class _StoppedClock(Clock):
+    """A clock whose time never changes, so that no record becomes old enough for a flush before the crash."""
 
     def __init__(self) -> None:
         self._now_ms = super().now_ms()
@@ -271,8 +271,8 @@ class SegmentlogLog:
     durable_only  readers stop at the durable offset, and so never receive records that a crash can lose
     settings      further keys of the topic's configuration
 
-    Use it in a ``with``: it uses a temporary folder. The background flush is off. So the losses depend only on the
-    policy and the scenario, and are the same in every run.
+    Use it in a ``with`` statement, which deletes its temporary folder. The background flush is off. So the losses
+    depend only on the policy and the scenario, and are the same in every run.
     """
 
     def __init__(self, policy: str, ack: Ack | None = None, *, durable_only: bool = False, **settings: object) -> None:
@@ -286,7 +286,7 @@ class SegmentlogLog:
         self.reads_durable = durable_only
         self._temporary = tempfile.TemporaryDirectory(prefix="segmentlog-scenario-")
         self.disk = WorstCaseDisk(f"{self._temporary.name}/disk")
-        self._clock = _StandingClock()
+        self._clock = _StoppedClock()
         self._open()
 
     def _open(self) -> None:
@@ -332,7 +332,7 @@ class SegmentlogLog:
 
 
 def play_segmentlog() -> list[ScenarioOutcome]:
-    """Run the scenario for each fsync policy: with its defaults, with durable acknowledgements, with durable reads."""
+    """Run the scenario three times for each fsync policy: default, durable acknowledgements, durable reads."""
     outcomes = []
     for policy in POLICIES:
         for ack, durable_only in _LEVELS:

@@ -10,7 +10,7 @@ from typing import Final
 
 _LOWEST: Final = 10_000
 _EPHEMERAL: Final = 32_768
-"""The first ephemeral port of Linux, which connections get; other systems begin higher."""
+"""Linux assigns ports from this number on to outgoing connections; other systems begin higher."""
 _TRIES: Final = 1000
 
 
@@ -18,7 +18,7 @@ def free_ports(count: int = 1, host: str = "127.0.0.1") -> int:
     """Return the first of ``count`` consecutive ports on which no process listens.
 
     The ports are below the ephemeral ports of the system. So no connection, and no server on port 0, gets one of
-    them before the server starts or while it is restarted. Another caller of this function may draw the same port,
+    them before the server starts or while it is restarted. Two callers of this function may get the same port,
     with a chance of about 1 in 20,000. Raise OSError if no ports are found.
     """
     chance = random.SystemRandom()  # with `random`, processes with the same seed would draw the same ports

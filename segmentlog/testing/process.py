@@ -38,7 +38,7 @@ class SimulatedProcess(FileSystem):
         self._dead = self._full = False
 
     def _fail_if_asked(self, name: str, call: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any] | None:
-        """Make the call fail if `fail_at` requires it: raise its error, or return (result,) of a partial write.
+        """If this is call number `fail_at`, raise its error, or write half of the data and return (result,).
 
         Return None if the caller must make the call normally.
         """
@@ -82,10 +82,10 @@ class SimulatedProcess(FileSystem):
         self._node(fd)
 
     def mount_id(self, fd: int) -> int:
-        return self.disk.mount if self.disk.tells_mounts else 0
+        return self.disk.mount if self.disk.supports_mount_ids else 0
 
     def set_inode_mark(self, fd: int) -> None:
-        self._node(fd).marked = self.disk.keeps_marks
+        self._node(fd).marked = self.disk.supports_inode_marks
 
     def has_inode_mark(self, fd: int) -> bool:
         return self._node(fd).marked
@@ -165,7 +165,7 @@ class SimulatedProcess(FileSystem):
 
     def _map_file(self, fd: int, size_bytes: int, *, writable: bool = False) -> memoryview:
         node = self._node(fd)
-        node.fix_place()
+        node.fix_buffer()
         if writable and not node.mapped:
             node.mapped = True
             self.disk.pages.append(node)

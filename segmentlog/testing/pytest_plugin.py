@@ -26,7 +26,7 @@ Scope = Literal["session", "package", "module", "class", "function"]
 _MARKER = "segmentlog"
 _FIXTURE = "segmentlog_server"
 _MIN_SESSION_TIMEOUT_MS = 100
-"""Smallest session timeout of group members. Kafka requires six seconds; a test with a dying member need not wait."""
+"""Smallest session timeout of group members. With Kafka's six seconds, a test waits long for a dead member."""
 _SLUG_MAX = 40
 _serial = itertools.count()
 
@@ -115,7 +115,7 @@ def _serve(request: pytest.FixtureRequest, options: dict[str, Any]) -> Iterator[
 
 
 def _options_of(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """Return the options of the fixture's markers, of which the nearest win, and of its parameter."""
+    """Return the options of the fixture's parameter and markers. The marker nearest to the test takes precedence."""
     options: dict[str, Any] = {}
     for marker in request.node.iter_markers(_MARKER):
         if marker.args:
@@ -192,13 +192,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     shared = set(kind(item).listchain())
     if any(node not in shared for node, _ in item.iter_markers_with_node(_MARKER)):
         raise pytest.UsageError(
-            f"@pytest.mark.{_MARKER} applies to less than the server's scope, {scope}: other tests share the server"
+            f"@pytest.mark.{_MARKER} applies to only a part of the tests that share the server (scope {scope})"
         )
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    """Report the store folder of a failed test, which is kept. Delete the folders of all other closed servers."""
+    """Report the store folder of a failed test, and keep it. Delete the folders of all other closed servers."""
     report: Any = yield
     servers = item.config.stash.get(_servers, None)
     if servers:

@@ -10,14 +10,14 @@
 The simulation implements all of `FileSystem`, and records each call as an effect that is not yet on disk.
 Until a file is fsynced, any of its effects may survive alone, sector by sector, or the new size without the
 data, or the data without the size. Until a folder is fsynced, any of its new, renamed and deleted names may
-survive alone. That is more than most file systems lose, and everything that POSIX allows them to lose.
+survive alone. Most file systems lose less; POSIX allows them to lose no more.
 
 A disk may also be detached and attached again while the machine runs (`CrashPoint.remounts`). The kernel
 writes back mapped pages at any time, so the disk may have any version of such a page, with any state of the
 other files.
 
-The real file system is not used, so a crash state is created, recovered and checked in about a millisecond.
-This allows large numbers of crash states. Tests with `CrashFS` check that real files behave no worse.
+The simulation does not use the real file system. So a test creates, recovers and checks a crash state in about a
+millisecond, and can check many of them. Tests with `CrashFS` check that real files behave no worse.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class CrashPoint:
         self.mount = disk.mount
         disk.record_pages()
         self._page_versions = {number: versions[:] for number, versions in disk.page_versions.items()}
-        self._kernel = (disk.tells_mounts, disk.keeps_marks)
+        self._kernel = (disk.supports_mount_ids, disk.supports_inode_marks)
         self._next_number = disk.next_number
         self._images: dict[int, _Image] = {}
         self._collect(disk.root)
@@ -136,7 +136,7 @@ class CrashPoint:
     def _new_disk(self, boot: int, mount: int) -> SimulatedDisk:
         disk = SimulatedDisk(boot, mount)
         disk.next_number = self._next_number
-        disk.tells_mounts, disk.keeps_marks = self._kernel
+        disk.supports_mount_ids, disk.supports_inode_marks = self._kernel
         disk.page_versions = {number: versions[:] for number, versions in self._page_versions.items()}
         return disk
 
@@ -164,7 +164,7 @@ class CrashPoint:
         return disk, hash(tuple(key))
 
     def process_death(self) -> SimulatedDisk:
-        """Return the machine after the death of all processes. Unsynced data stay in its page cache."""
+        """Return the machine as it is after all processes died. Unsynced data remain in its page cache."""
         disk = self._new_disk(self.boot, self.mount)
         made = {image.number: SimulatedFile(image.number, is_folder=image.is_folder) for image in self._images.values()}
         disk.root = made[1]

@@ -1,7 +1,7 @@
 """A disk in memory that distinguishes synced and unsynced data: the model that `CrashFS` mounts.
 
-A file has its present pages, and all versions of each page since the last sync, the synced version first; the
-same for its size. A folder has its present names and its names on disk. The difference is a journal of changes
+A file has its present pages and its present size. It also has all versions of each since the last sync, the synced
+version first. A folder has its present names and its names on disk. The difference is a journal of changes
 (create, rename, delete), each of which reaches the disk completely or not at all.
 
 A sync of a file does not sync its name. A sync of a folder syncs only its names. Most file systems guarantee
@@ -145,7 +145,7 @@ class ForgetfulDisk:
         return node
 
     def link(self, old: str, new: str) -> ModelFile:
-        """Give a file one more name (a hard link)."""
+        """Add a name to a file (a hard link)."""
         node = self.find(old)
         folder, name = self._parent(new)
         if name in folder.names:
@@ -188,8 +188,8 @@ class ForgetfulDisk:
     def sync_folder(self, folder: ModelFile) -> None:
         """Make the names in a folder durable.
 
-        A rename between two folders is one change of both folders. A sync of one of them makes this change durable,
-        and with it the earlier changes of the other folder.
+        A rename from one folder to another changes both. A sync of either folder makes the rename durable, and also
+        all earlier changes of the other folder.
         """
         folders = {folder.number}
         synced, rest = [], []
@@ -230,7 +230,7 @@ class ForgetfulDisk:
             done += len(part)
 
     def truncate(self, node: ModelFile, size_bytes: int) -> None:
-        """Set the size. Bytes after it become zeros if the file grows again."""
+        """Set the size. If the file grows again later, the bytes after this size are zeros."""
         if size_bytes < node.size:
             last, start = divmod(size_bytes, PAGE)
             for index in [index for index in node.pages if index >= last]:
@@ -259,7 +259,7 @@ class ForgetfulDisk:
                     lost.append(f"{path}: {what}")
         return lost
 
-    def _lose_names(self, rng: random.Random, keep: Keep) -> list[_NameChange]:
+    def _lose_names(self, rng: random.Random, kept: Keep) -> list[_NameChange]:
         """Apply the changes of names that survive, and return the others.
 
         Either each change survives independently, or all changes up to some time survive, as with a
@@ -272,7 +272,7 @@ class ForgetfulDisk:
         lost_slots: set[tuple[int, str]] = set()
         for index, change in enumerate(self._journal):
             slots = {(folder.number, name) for folder, name, _ in change.slots}
-            survives = keep == "all" or (keep == "some" and (index < end if in_order else rng.random() < 0.5))
+            survives = kept == "all" or (kept == "some" and (index < end if in_order else rng.random() < 0.5))
             if survives and not slots & lost_slots:
                 _apply(change, durable=True)
             else:
@@ -331,7 +331,7 @@ def _walk(node: ModelFile, path: str, *, durable: bool) -> Iterator[tuple[str, M
 _WAYS: Final = ("none", "all", "zeros", "pages", "older", "sectors", "torn", "first", "last")
 
 
-def _lose_data(node: ModelFile, rng: random.Random, keep: Keep) -> str | None:
+def _lose_data(node: ModelFile, rng: random.Random, kept: Keep) -> str | None:
     """Choose the data of a file that survive. Return a description, or None if no data were lost.
 
     none     only synced data
@@ -347,7 +347,7 @@ def _lose_data(node: ModelFile, rng: random.Random, keep: Keep) -> str | None:
     if not node.versions and len(set(node.sizes)) == 1:
         node.sync_data()
         return None
-    way = keep if keep != "some" else rng.choice(_WAYS)
+    way = kept if kept != "some" else rng.choice(_WAYS)
     size = {"none": node.sizes[0], "older": rng.choice(node.sizes), "sectors": rng.choice(node.sizes)}.get(
         way, node.size
     )

@@ -6,9 +6,9 @@
     disk.power_cut()                              # all users must have closed or abandoned their files
     store = LogStore(disk.path("store"), fs=disk)  # with another boot id
 
-A real disk keeps a random part of the unsynced data; `CrashFS` and `SimulatedDisk` simulate this. This disk
-keeps none: it has only what an application can rely on, is the same in every run, and needs neither root nor
-FUSE. So it shows what a log guarantees, but not how a log handles partial writes.
+After a power cut, a real disk has a random part of the unsynced data; `CrashFS` and `SimulatedDisk` simulate this.
+This disk has none of them: only the data that an application can rely on, the same in every run. It needs neither
+root nor FUSE. So it shows what a log guarantees, but not how a log handles partial writes.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class WorstCaseDisk(FileSystem):
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         if _inode(os.fstat(fd)) != inode:
             os.close(fd)
-            raise RuntimeError(f"{path} was replaced while it was opened; WorstCaseDisk is not thread-safe")
+            raise RuntimeError(f"{path} was replaced during open(): WorstCaseDisk is not thread-safe")
         self._held[inode] = fd
 
     def _names_in(self, folder_fd: int) -> dict[str, _Inode]:
@@ -118,7 +118,7 @@ class WorstCaseDisk(FileSystem):
     def power_cut(self) -> None:
         """Restore the folder to its synced state, and start another boot.
 
-        Users with open files must abandon them first (`Partition.abandon`), like a process that was killed.
+        First abandon every object with open files (`Partition.abandon`), as if its process had been killed.
         """
         aside = tempfile.mkdtemp(prefix=f"{os.path.basename(self._folder)}-", dir=os.path.dirname(self._folder))
         self._restore(self._root, aside)

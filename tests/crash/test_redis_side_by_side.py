@@ -61,8 +61,8 @@ def test_redis_gives_offsets_to_two_records(redis: None, policy: Fsync) -> None:
     assert outcome.b == ((0, b"alpha"), (1, b"delta"), (2, b"epsilon"), (3, b"zeta"))
     assert not outcome.agree
     assert {conflict.rule for conflict in outcome.conflicts} == {RECYCLED}
-    assert outcome.recycled == [1, 2]
-    assert outcome.told == ()
+    assert outcome.reused_offsets == [1, 2]
+    assert outcome.reported_lost == ()
     assert outcome.verdict() == "DISAGREE: two records each at 1, 2"
 
 
@@ -84,17 +84,17 @@ def test_segmentlog_tells_what_is_gone_and_recycles_nothing(policy: str, ack: An
         outcome = play(log)
         assert outcome.conflicts == ()
         assert outcome.agree
-        assert outcome.told_each_loss
+        assert outcome.reports_each_loss
         values = [value for _, value in outcome.b]
         if log.acks_durably:
             assert values == [b"alpha", b"beta", b"gamma", b"delta", b"epsilon", b"zeta"]
-            assert outcome.told == ()
+            assert outcome.reported_lost == ()
         else:
             assert values == [b"alpha", b"delta", b"epsilon", b"zeta"]
-            assert set(log.lost_ranges()) >= set(outcome.told)
+            assert set(log.lost_ranges()) >= set(outcome.reported_lost)
             # A stood at 3. A reader that waits for the disk was never handed beta and gamma, and stands at 1.
-            assert len(outcome.told) == (0 if durable_only else 1)
-            for base_offset, end_offset in outcome.told:
+            assert len(outcome.reported_lost) == (0 if durable_only else 1)
+            for base_offset, end_offset in outcome.reported_lost:
                 assert base_offset == 1
                 assert end_offset > 3
         assert outcome.a[-1] == outcome.b[-1]
@@ -116,9 +116,9 @@ def test_segmentlog_at_random(policy: str, ack: Any, durable_only: bool, seed: i
             outcome = torment(log, rng, share(ROUNDS, "scenario"))
         assert outcome.conflicts == ()
         assert outcome.agree, outcome.verdict()
-        assert outcome.told_each_loss
+        assert outcome.reports_each_loss
         if log.acks_durably or durable_only:
-            assert outcome.told == ()
+            assert outcome.reported_lost == ()
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -129,14 +129,14 @@ def test_redis_at_random(redis: None, policy: Fsync, seed: int) -> None:
     for _ in range(10):  # until some append went unsynced, and another one came in its place
         with RedisLog(policy) as log:
             outcome = torment(log, rng, max(share(ROUNDS, "scenario"), 5))
-        if policy == "always" or outcome.recycled:
+        if policy == "always" or outcome.reused_offsets:
             break
     if policy == "always":
         assert outcome.conflicts == ()
         assert outcome.agree
     else:
-        assert outcome.recycled
-        assert outcome.told == ()
+        assert outcome.reused_offsets
+        assert outcome.reported_lost == ()
 
 
 # ---------------------------------------------------------------- a process dies, the machine does not
@@ -228,7 +228,7 @@ def check_killed(make: Callable[[str], AbstractContextManager[offset_reuse.Crash
         outcome = torment(log, random.Random(seed), 3)
     assert outcome.conflicts == ()
     assert outcome.agree
-    assert outcome.told == ()
+    assert outcome.reported_lost == ()
     assert [offset for offset, _ in outcome.b] == list(range(len(outcome.b)))
 
 
@@ -366,6 +366,6 @@ def test_the_scenario_finds_a_log_that_keeps_its_losses_to_itself() -> None:
     with _Forgetful("never") as log:
         outcome = play(log)
     assert not outcome.agree
-    assert not outcome.told_each_loss
+    assert not outcome.reports_each_loss
     assert {conflict.rule for conflict in outcome.conflicts} == {"a record is gone outside every lost range"}
     assert outcome.verdict() == "DISAGREE"

@@ -29,12 +29,12 @@ def test_every_policy_is_shown_and_agrees() -> None:
             row(done.stdout, f"fsync={policy}, ack={level}")
             for level in ("written", "durable", "written, durable_only")
         )
-        assert written.endswith("agree" if policy == "always" else "agree, A was told of the loss")
+        assert written.endswith("agree" if policy == "always" else "agree, A got an error for the lost records")
         assert durable.endswith("  agree")
         assert durable_only.endswith("  agree")
         assert durable.count("gamma") == 2
     told = row(done.stdout, "fsync=everysec, ack=written")
-    assert re.search(r"0:alpha, 1:beta, 2:gamma, \(told: \[1, \d+\) is lost\), \d+:delta", told)
+    assert re.search(r"0:alpha, 1:beta, 2:gamma, \(reported: \[1, \d+\) is lost\), \d+:delta", told)
     segmentlog_part = done.stdout.partition("Redis")[0]
     assert "DISAGREE" not in segmentlog_part
     if shutil.which("redis-server"):

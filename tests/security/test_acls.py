@@ -206,7 +206,7 @@ def test_any_is_never_less_than_one(rules: list[Rule], question: Any) -> None:
 
 def test_what_is_remembered_is_bounded(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients that use ever new names do not use up memory."""
-    monkeypatch.setattr("segmentlog.security.acls._KNOWN_MAX", 100)
+    monkeypatch.setattr("segmentlog.security.acls._CACHED_MAX", 100)
     authorizer = make("allow User:ann read topic:t")
     for number in range(1000):
         assert authorizer.allows(ANN, HOST, Operation.READ, TOPIC, f"x{number}") is False

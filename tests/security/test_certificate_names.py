@@ -11,7 +11,7 @@ import pytest
 import trustme
 from security.certificates import Pair, certificate_for, subject, write_pair
 
-from segmentlog.security.certificate_names import alternative_names, covers, uncovered
+from segmentlog.security.certificate_names import alternative_names, covers, explain_uncovered_name
 from segmentlog.security.tls import server_context
 
 CASES = [
@@ -72,7 +72,7 @@ def test_names_and_hosts(
     if names != ("*.com",):  # OpenSSL leaves it to authorities not to issue that
         own = write_pair(tmp_path, "server", authority.issue_cert(*names))
         assert accepts(authority, own, host) == is_covered
-        assert (uncovered(own.certificate, host) is None) == is_covered
+        assert (explain_uncovered_name(own.certificate, host) is None) == is_covered
 
 
 def test_the_names_are_read_in_their_order(tmp_path: Path, authority: trustme.CA) -> None:
@@ -83,7 +83,7 @@ def test_the_names_are_read_in_their_order(tmp_path: Path, authority: trustme.CA
         "b", "10.0.0.7", "a", "fd00::7", "*.c.example",
     )  # fmt: skip
     Path(own.certificate).write_text("Bag Attributes\n  friendlyName: é\n" + text)
-    why = uncovered(own.certificate, "elsewhere")
+    why = explain_uncovered_name(own.certificate, "elsewhere")
     assert why is not None
     assert all(word in why for word in (own.certificate, "b, 10.0.0.7", "elsewhere", "--advertise", "b:PORT"))
 
@@ -93,17 +93,17 @@ def test_a_certificate_without_names(tmp_path: Path) -> None:
     path = tmp_path / "cert.pem"
     path.write_text(ssl.DER_cert_to_PEM_cert(certificate_for(subject())))
     assert alternative_names(certificate_for(subject())) == ()
-    assert "has no subjectAltName" in (uncovered(str(path), "localhost") or "")
+    assert "has no subjectAltName" in (explain_uncovered_name(str(path), "localhost") or "")
 
 
 def test_what_is_no_certificate_is_reported_elsewhere(tmp_path: Path) -> None:
     """Files that are missing, empty, cut short or of another kind: loading them raises, and this says nothing."""
     path = tmp_path / "cert.pem"
-    assert uncovered(str(path), "localhost") is None
+    assert explain_uncovered_name(str(path), "localhost") is None
     whole = ssl.DER_cert_to_PEM_cert(certificate_for(subject()))
     for text in ("", "nothing", whole[:100], whole.replace(whole[40:60], "A" * 20)):
         path.write_text(text)
-        uncovered(str(path), "localhost")
+        explain_uncovered_name(str(path), "localhost")
     for size in range(0, 200, 7):
         with pytest.raises(ValueError, match="not a certificate"):
             alternative_names(certificate_for(subject())[:size])

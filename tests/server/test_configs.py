@@ -230,10 +230,10 @@ def test_a_setting_without_effect_is_taken_and_reported(desk: Desk, caplog: pyte
         assert alter(desk, ("preallocate", SET, "false"), ("retention.ms", SET, "5")).error_code == ErrorCode.NONE
         assert alter(desk, ("min.insync.replicas", SET, "1"), ("retention.ms", SET, "6")).error_code == ErrorCode.NONE
     assert [record.getMessage() for record in caplog.records] == [
-        "topic made was created with settings that have no effect: compression.gzip.level=5 (compression.type is"
+        "a client created topic made with keys that have no effect: compression.gzip.level=5 (compression.type is"
         " producer), compression.lz4.level=12 (LZ4 has one level here), min.insync.replicas=2 (a partition has one"
         " copy, on this machine)",
-        "topic t was given settings that have no effect: preallocate=false (segments are always preallocated)",
+        "a client set keys of topic t that have no effect: preallocate=false (segments are always preallocated)",
     ]
     assert described(desk, TOPIC, "made")["min.insync.replicas"] == "1"
     resource = DescribeConfigsResource(TOPIC, "made", ["min.insync.replicas", "retention.ms"])

@@ -146,7 +146,7 @@ def test_one_server_for_many_tests(run: pytest.Pytester, how: str) -> None:
         arguments.append("--segmentlog-scope=module")
     result = run.runpytest_subprocess(*arguments)
     result.assert_outcomes(passed=3, errors=1)
-    result.stdout.fnmatch_lines(["*applies to less than the server's scope, module*"])
+    result.stdout.fnmatch_lines(["*applies to only a part of the tests that share the server (scope module)*"])
 
 
 def test_in_processes_side_by_side(run: pytest.Pytester) -> None:

@@ -13,7 +13,7 @@ API_VERSIONS_KEY: Final = 18
 
 
 class MessageCodec(Protocol):
-    """Functions of a module of `generated`. Their docstrings name the errors that they raise."""
+    """The functions of each module in `generated`. Their docstrings name the errors that they raise."""
 
     def decode_request(self, data: memoryview, at: int, version: int) -> Any:
         """Return the request that begins at ``at``."""

@@ -22,7 +22,7 @@ _FLEXIBLE_FROM: Final = 4
 
 
 def encode_configs(encode: Callable[[Any, int], list[Buffer]], message: Any, version: int) -> list[Buffer]:
-    """Return the bytes of a DescribeConfigsResponse, in more buffers than ``encode``.
+    """Return the same bytes as ``encode`` for a DescribeConfigsResponse, in more buffers and with less memory.
 
     Raise the errors of ``encode``.
     """

@@ -1,10 +1,10 @@
 """Encoders and decoders of messages, compiled from the layouts when a version is first used.
 
-Each function is straight-line code for one layout, as fast as code written by hand. In source files, the functions of
-all versions took 26,000 lines. ``python -m tools.codec.show FetchRequest 12`` prints the source of a version, and
+Each function is straight-line code for one layout, as fast as code written by hand. As source files, the functions of
+all versions had 26,000 lines. ``python -m tools.codec.show FetchRequest 12`` prints the source of a version, and
 tracebacks show its lines. Thread-safe: two threads that compile the same version store equal functions.
 
-Rejected: an interpreter of layouts. It is slower, so that Fetch and Produce still need compiled code beside it.
+Rejected: an interpreter of layouts. It is slower, so Fetch and Produce would need compiled code in addition.
 """
 
 from __future__ import annotations
@@ -72,12 +72,12 @@ def message_codec(
 def data_codec(
     message_class: type[_M],
 ) -> tuple[Callable[[memoryview], tuple[int, _M]], Callable[[_M, int], bytes]]:
-    """Return the decoder and the encoder of data that begin with their version: see `decode` and `encode` below."""
+    """Return the decoder and the encoder of data whose first bytes are their version: `decode` and `encode` below."""
     decode_body, encode_body = message_codec(message_class)
     name, versions = message_class.__name__, layout_of(message_class).versions
 
     def decode(data: memoryview) -> tuple[int, _M]:
-        """Return (version, message); decode a newer version as the newest supported one. Raise `MalformedMessage`."""
+        """Return (version, message). A version that is too new is decoded as the newest. Raise `MalformedMessage`."""
         if len(data) < _version.size:
             raise truncated()
         (version,) = _version.unpack_from(data, 0)
@@ -93,7 +93,7 @@ def data_codec(
 
 
 def _compiled(message_class: type[msgspec.Struct], verb: str, version: int) -> Any:
-    """Return the compiled function; compile it unless a version with the same layout has done so."""
+    """Return the compiled function of a version. All versions with the same layout share one function."""
     layout = layout_of(message_class)
     if version not in layout.versions:
         raise unknown_version(layout.name, version) from None

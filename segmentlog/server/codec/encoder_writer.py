@@ -66,13 +66,13 @@ class _EncoderWriter(SourceLines):
         nested._flush()
         nested.emit('return b"".join(parts)')
         if nested.helpers:
-            raise NotImplementedError("tagged fields in tagged fields")
+            raise NotImplementedError("a tagged field inside a tagged field is not supported")
         name = f"_encode_{struct.name}_{field.name}_{self._version}"
         self.helpers += [f"def {name}(value):", *nested._shortened(), ""]
         return name
 
     def _flush(self, uvarint: str | None = None) -> None:
-        """Pack the pending fields, followed by ``uvarint``: a variable whose value mostly takes one byte."""
+        """Pack the pending fields, and after them the variable ``uvarint``, whose value usually takes one byte."""
         pending, self._pending = self._pending, []
         formats = [one for one, _ in pending]
         arguments = ", ".join(expression for one, expression in pending if one != "x")

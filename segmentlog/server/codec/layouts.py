@@ -48,7 +48,7 @@ class FieldLayout:
 
     @property
     def stands_for_default(self) -> bool:
-        """Whether None stands for a struct of defaults. So no object is created for an absent tagged struct."""
+        """Whether None means a struct of defaults, so that a decoder creates no object for an absent tagged struct."""
         return self.is_struct and bool(self.tagged)
 
     def differs(self, expression: str) -> str:
@@ -74,7 +74,7 @@ class FieldLayout:
 
 @dataclass(frozen=True)
 class StructLayout:
-    """A class of a message with its fields, in the order of the wire."""
+    """Layout of a struct in a message: its class, and its fields in the order in which they are sent."""
 
     message_class: type[msgspec.Struct]
     fields: tuple[FieldLayout, ...]
@@ -90,7 +90,7 @@ class MessageLayout:
     """A request, a response, or data inside a bytes field of a message.
 
     flexible   versions with compact sizes and tagged fields
-    structs    every struct of the message, each after the structs that it holds
+    structs    every struct of the message, each after the structs that it contains
     bounds     versions at which the layout may change, ascending; the first is the lowest version
     """
 
@@ -176,7 +176,7 @@ def _default(info: msgspec.structs.FieldInfo, *, is_uuid: bool) -> str:
 
 
 def least_size(field: FieldLayout, version: int, flexible: bool) -> int:
-    """Return the fewest bytes that a field takes."""
+    """Return the minimum size in bytes of a field."""
     if field.is_array or field.kind in ("bytes", "records"):
         return 1 if flexible else 4
     if field.kind == "string":
@@ -187,6 +187,6 @@ def least_size(field: FieldLayout, version: int, flexible: bool) -> int:
 
 
 def least_struct_size(struct: StructLayout, version: int, flexible: bool) -> int:
-    """Return the fewest bytes that a struct takes."""
+    """Return the minimum size in bytes of a struct."""
     fields = [field for field in struct.fields if version in field.versions and version not in field.tagged]
     return max(sum(least_size(field, version, flexible) for field in fields) + flexible, 1)

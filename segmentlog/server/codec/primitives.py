@@ -1,4 +1,4 @@
-"""Errors and limits of the compiled codecs, and the functions that they call for rare or long values.
+"""Errors and limits of the compiled codecs, and the functions that a codec calls for rare or long values.
 
     string, bytes     i16 or i32 size, -1 for null; flexible versions: uvarint of the size plus 1, 0 for null
     array             i32 count, -1 for null; flexible versions: uvarint of the count plus 1, 0 for null
@@ -6,9 +6,9 @@
     tagged fields     flexible versions, at the end of each struct: uvarint of their count, then of each field
                       uvarint of its tag, uvarint of its size in bytes, and these bytes
 
-A compiled decoder checks the count of an array before it reads the elements. It does not check whether a string or a
+A compiled decoder checks the count of an array before it reads the elements. It does not check whether each string or
 bytes field is complete: positions only grow, so one check at the end of the message is enough. A read after the end
-raises an error, and `compiler` turns that into `MalformedMessage` in one place, at no cost to correct messages.
+raises an error, which `compiler` converts to `MalformedMessage` in one place. Valid messages pay nothing for this.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ TRUNCATED: Final = (struct_error, IndexError, UnicodeDecodeError)
 """Raised when a decoder reads after the end of the bytes, or a string is not UTF-8."""
 
 ELEMENTS_MAX: Final = 500_000
-"""Elements of all arrays of a request together: an element takes one byte of a request and a hundred of memory."""
+"""Maximum elements of all arrays of a request together. One byte of the request may become a hundred in memory."""
 
 ARRAY_MAX: Final = 1_000_000
-"""Elements of one array of a response. Kafka's clients and servers have this limit since 4.4.0."""
+"""Maximum elements of one array of a response. Kafka's clients and servers have this limit since 4.4.0."""
 
 TAGS_MAX: Final = 10_000
-"""Tagged fields of one struct. Kafka's clients and servers have this limit since 4.4.0."""
+"""Maximum tagged fields of one struct. Kafka's clients and servers have this limit since 4.4.0."""
 
 SHORT: Final = 128
 """Sizes below this limit are one byte as a uvarint, and have a precompiled reader."""
@@ -191,8 +191,8 @@ def long_compact_nullable_bytes(data: memoryview, at: int, first: int) -> tuple[
 
 
 def long_compact_string(data: memoryview, at: int, first: int) -> tuple[str, int]:
-    """Read a compact string. It has the length limit of older versions: the server may send it to a client of an older
-    version.
+    """Read a compact string. Its length limit is that of older versions, because the server may send the string to a
+    client of an older version.
     """
     value, at = long_compact_bytes(data, at, first)
     if len(value) > STRING_MAX_BYTES:
@@ -231,7 +231,7 @@ def next_tag(data: memoryview, at: int) -> tuple[int, int, int]:
 
 
 def skip_tags(data: memoryview, at: int, first: int) -> int:
-    """Return the position after tagged fields, none of which is known; ``first`` is the first byte of their count."""
+    """Skip all tagged fields, and return the position after them. ``first`` is the first byte of their count."""
     count, at = long_tag_count(data, at, first) if first >= SHORT else (first, at)
     for _ in range(count):
         at = next_tag(data, at)[2]

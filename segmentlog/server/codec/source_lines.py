@@ -45,13 +45,13 @@ class SourceLines:
         self.depth -= 1
 
     def name(self, wish: str) -> str:
-        """Return ``wish`` as a new local name, followed by a number if the function already uses ``wish``."""
-        made, number = wish, 1
-        while made in self._taken:
+        """Return a new local name: ``wish``, with a number after it if the function already uses ``wish``."""
+        name, number = wish, 1
+        while name in self._taken:
             number += 1
-            made = f"{wish}_{number}"
-        self._taken.add(made)
-        return made
+            name = f"{wish}_{number}"
+        self._taken.add(name)
+        return name
 
 
 def one_of(name: str) -> str:

@@ -7,7 +7,7 @@ The annotation of a field holds all that the codec depends on:
     name: Annotated[str | None, Wire(nullable="2-5")] = None              null is allowed in versions 2 to 5
     cluster_id: Annotated[str | None, Wire("12+", tag=0)] = None          a tagged field
 
-`layouts` reads the annotations, and `compiler` makes encoders and decoders from them.
+`layouts` reads the annotations, and `compiler` compiles encoders and decoders from them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A group in memory, its lock, and the threads that wait for answers of the group."""
+"""A group in memory, its lock, and the threads that wait for the group's answers."""
 
 from __future__ import annotations
 
@@ -43,5 +43,5 @@ class CachedGroup:
         """Whether the group's file names the clients of this worker as owners of the group."""
         self.is_dropped = False
         self.logged_generation = 0
-        """The last generation that was logged."""
+        """The last generation whose start was logged."""
         self.timer_ms: int | None = None

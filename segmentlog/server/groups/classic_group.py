@@ -4,18 +4,18 @@
                       ▲    │ no member remains: Empty                      │ the leader has assigned
                       └────┴─────── a member joins, leaves or changes ─── Stable
 
-A token stands for each caller that waits. The group answers each token once, by an entry of `ClassicGroup.answers`, in
-the same call or in a later one. `expire` must be called at `next_deadline_ms` at the latest. If a call leaves
-`is_changed` set, `snapshot` must be saved before the answers are sent. `restore` continues from a snapshot. It contains
-the members that have received a generation, and omits members that are still joining for the first time.
+Each waiting caller passes a token. The group answers each token once, by an entry in `ClassicGroup.answers`, during the
+same call or a later one. The caller must call `expire` at `next_deadline_ms` at the latest. If `is_changed` is set
+after a call, the caller must save `snapshot` before it sends the answers. `restore` continues from a snapshot. It
+contains the members that have received a generation, and omits members that are still joining for the first time.
 
 The rules are those of Kafka's `GroupCoordinator` (4.x: `ClassicGroup`), with KIP-345 (static members), KIP-394 (member
 ids before membership) and KIP-814 (a leader that may skip its assignment). There are two differences:
 
-- A static member that returns with other topics starts a rebalance. Kafka starts one only if another protocol is
-  elected. Until the next rebalance, the member has no partitions of the new topics there.
-- A static member that was away during a rebalance expires by its session time-out alone. It does not have to ask for
-  its assignment.
+- A static member that returns with other topics starts a rebalance. In Kafka it does so only if another protocol
+  is elected, and until the next rebalance the member gets no partitions of the new topics.
+- A static member that was away during a rebalance expires only by its session time-out. In Kafka it also expires if it
+  does not ask for its assignment in time.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class ClassicGroup(ClassicMembers):
         self._prepare_rebalance(now_ms)
 
     def _replace_static_member(self, token: object, request: JoinRequest, now_ms: int) -> None:
-        """Replace a static member by its new process, which has another member id and keeps the assignment."""
+        """Change the process of a static member. The new process has another member id, and keeps the assignment."""
         assert request.instance_id is not None
         old = self.members[self._static[request.instance_id]]
         self._fail_waiting(old, ErrorCode.FENCED_INSTANCE_ID)
@@ -186,7 +186,7 @@ class ClassicGroup(ClassicMembers):
             self._complete_join(now_ms)
 
     def _complete_join_if_ready(self, now_ms: int) -> None:
-        """Complete the join phase early if the group waits for no other member."""
+        """Complete the join phase before its time-out if every expected member has joined."""
         waits = self._is_initial or self._pending_ids or not all(other.is_joining for other in self.members.values())
         if not waits or not self.members:
             self._complete_join(now_ms)
@@ -320,7 +320,7 @@ class ClassicGroup(ClassicMembers):
     def leave(self, leavers: Sequence[tuple[str, str | None]], now_ms: int) -> list[tuple[str, ErrorCode]]:
         """Handle a LeaveGroup request: pairs of member id and instance id.
 
-        With an empty member id, the member with the instance id leaves. Return member id and error of each pair.
+        If a member id is empty, remove the member with the instance id. Return member id and error of each pair.
         """
         results = []
         for member_id, instance_id in leavers:
@@ -357,8 +357,8 @@ class ClassicGroup(ClassicMembers):
         self._rebalance_if_reduced(now_ms)
 
     def _rebalance_if_reduced(self, now_ms: int) -> None:
-        """Start a rebalance if members were removed; during a rebalance, complete the join phase if no other member is
-        awaited.
+        """Start a rebalance after members were removed. If a rebalance is running, complete its join phase once every
+        expected member has joined.
         """
         has_lost_members, self._has_lost_members = self._has_lost_members, False
         if self.state is GroupState.PREPARING:
@@ -369,7 +369,7 @@ class ClassicGroup(ClassicMembers):
     # ------------------------------------------------------------ time-outs
 
     def next_deadline_ms(self) -> int | None:
-        """Return when `expire` must be called next, unless `extend_deadlines` moves the time; None: never."""
+        """Return the time at which `expire` must be called next, or None; `extend_deadlines` changes this time."""
         deadlines = [member.deadline_ms for member in self.members.values() if not member.is_waiting]
         deadlines.extend(self._pending_ids.values())
         if self.state is GroupState.PREPARING:

@@ -16,8 +16,9 @@ Protocols = tuple[tuple[str, bytes], ...]
 Migration = Literal["bidirectional", "upgrade", "downgrade", "disabled"]
 
 NEW_MEMBER_JOIN_TIMEOUT_MS: Final = 5 * 60_000
-"""How long a new member may wait for the answer to its first JoinGroup. The figure is Kafka's. A client that has gone
-away is not noticed earlier: heartbeats begin after the answer."""
+"""Time for which a new member may wait for the answer to its first JoinGroup. The value is Kafka's. The group cannot
+notice earlier that the client has gone away, because heartbeats begin after the answer.
+"""
 
 
 class GroupState(StrEnum):
@@ -39,8 +40,8 @@ class GroupSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Limits and delays. Names and defaults are Kafka's where Kafka has the setting, except for the first default."""
 
     initial_rebalance_delay_ms: int = 150
-    """`group.initial.rebalance.delay.ms`: how long an empty group waits for more members after the first has joined.
-    Each new member extends the wait once more.
+    """`group.initial.rebalance.delay.ms`: time for which an empty group waits for further members after the first.
+    Each new member extends the wait by this time.
 
     Kafka waits 3 s, because clients may reach brokers one after the other over a network; a single consumer waits as
     long. Processes that are started together on one machine join within this shorter delay. A member that joins
@@ -50,10 +51,10 @@ class GroupSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_session_timeout_ms: int = 1_800_000
     """`group.max.session.timeout.ms`."""
     max_size: int = 10_000
-    """`group.max.size`: most members of a group. Kafka's default is no limit."""
+    """`group.max.size`: maximum number of members of a group. By default Kafka has no limit."""
     group_bytes: int = 64 << 20
-    """Most bytes of the metadata of all members of a group together, and of their assignments. A group is saved as a
-    whole. Kafka saves it as one record, which is limited to 1 MiB."""
+    """Maximum bytes of the metadata of all members of a group together, and the same limit for their assignments. Every
+    save writes the whole group. Kafka writes it as one record, which is limited to 1 MiB."""
     consumer_session_timeout_ms: int = 45_000
     """`group.consumer.session.timeout.ms`."""
     consumer_heartbeat_interval_ms: int = 5_000
@@ -95,8 +96,8 @@ class JoinRequest(msgspec.Struct, frozen=True, kw_only=True):
     protocol_type: str = "consumer"
     protocols: Protocols = ()
     requires_known_member_id: bool = False
-    """Whether a new client gets its id first and must join again with it (KIP-394). So a client that gives up never
-    becomes a member."""
+    """Whether a new client only gets a member id, and must join again with it (KIP-394). So a client that gives up
+    never becomes a member."""
     supports_skipping_assignment: bool = False
     """Whether the client understands an answer that makes it leader without having to assign (KIP-814)."""
     may_see: Callable[[str], bool] = allow_all
@@ -118,7 +119,7 @@ class JoinAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SyncAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to a SyncGroup request: what the member is assigned."""
+    """The answer to a SyncGroup request: the member's assignment."""
 
     error: ErrorCode = ErrorCode.NONE
     protocol_type: str | None = None
@@ -137,7 +138,7 @@ class ClassicMember(msgspec.Struct):
     rebalance_timeout_ms: int
     protocols: Protocols
     deadline_ms: int
-    """When the member expires, unless it waits for an answer."""
+    """Time at which the member expires, unless it waits for an answer."""
     assignment: bytes = b""
     is_new: bool = False
     """Whether the member has not received a generation yet."""
@@ -174,7 +175,7 @@ def common_protocols(members: Iterable[ClassicMember]) -> set[str]:
 
 
 def elect_protocol(members: Collection[ClassicMember]) -> str:
-    """Return the elected protocol: each member votes for its preferred one of those that all members support.
+    """Return the elected protocol. Each member votes for the protocol that it prefers among those that all support.
 
     If votes are equal, the protocol that got the first vote wins.
     """

@@ -1,9 +1,9 @@
 """The state machine of a group of the consumer protocol, with its time-outs and its classic members.
 
-While a group migrates, some members join, sync and send heartbeats of the classic protocol. Their answers follow from
-the rules of `consumer_heartbeat`: the generation is the member's epoch, and the assignment consists of its partitions.
-A heartbeat signals a rebalance when the member has partitions to fetch or to release. There is no leader, and every
-request is answered at once. The methods are those of `classic_group`.
+While a group migrates, some members send JoinGroup, SyncGroup and Heartbeat requests of the classic protocol. The rules
+of `consumer_heartbeat` determine the answers: the generation is the member's epoch, and the assignment consists of its
+partitions. The answer to a Heartbeat signals a rebalance when the member must fetch or release partitions. The group
+has no leader, and answers every request at once. The methods have the same names as those of `ClassicGroup`.
 """
 
 from __future__ import annotations
@@ -134,9 +134,7 @@ class ConsumerGroup(HeartbeatHandler):
         protocol_type: str | None = None,
         protocol: str | None = None,
     ) -> None:
-        """Handle a SyncGroup request. If a client sends assignments because it believes that it is the leader, ignore
-        them.
-        """
+        """Handle a SyncGroup request. Ignore assignments of a client that still considers itself the leader."""
         error = self._request_error(member_id, instance_id, generation)
         if error is not ErrorCode.NONE:
             self.answers.append((token, SyncAnswer(error=error)))
@@ -180,8 +178,7 @@ class ConsumerGroup(HeartbeatHandler):
     # ------------------------------------------------------------ heartbeats and departures
 
     def heartbeat(self, member_id: str, generation: int, now_ms: int, *, instance_id: str | None = None) -> ErrorCode:
-        """Handle a Heartbeat request. The error asks the member to join again if it must fetch or release
-        partitions."""
+        """Handle a Heartbeat request. Return an error if the member must join again, to fetch or release partitions."""
         error = self._request_error(member_id, instance_id, generation)
         if error is not ErrorCode.NONE:
             return error
@@ -218,9 +215,7 @@ class ConsumerGroup(HeartbeatHandler):
         return error
 
     def may_fetch(self, member_id: str | None, epoch: int) -> ErrorCode:
-        """Return NONE if this client may fetch committed offsets, else the error. It may be a member, or outside the
-        group.
-        """
+        """Return NONE if this client may fetch committed offsets, else the error. The client need not be a member."""
         if not member_id and epoch < 0:
             return ErrorCode.NONE
         member = self.members.get(member_id or "")
@@ -252,7 +247,7 @@ class ConsumerGroup(HeartbeatHandler):
     # ------------------------------------------------------------ time-outs
 
     def next_deadline_ms(self) -> int | None:
-        """Return a time before which `expire` has nothing to do; None: never."""
+        """Return a time before which `expire` has nothing to do, or None if it never has."""
         return self._earliest_due_ms if self.members else None
 
     def extend_deadlines(self, by_ms: int) -> None:

@@ -1,10 +1,12 @@
 """Handles ConsumerGroupHeartbeat: members join, reconcile their partitions, and leave.
 
-Every request is answered at once; no call waits. `segmentlog.policy.reconciliation` computes what a member must do when
-its heartbeat arrives. The rules are those of KIP-848 as Kafka 4.x implements them, with two differences:
+Every request is answered at once; no call waits. When a member's heartbeat arrives, `segmentlog.policy.reconciliation`
+computes which partitions it must release and which it gets. The rules are those of KIP-848 as Kafka 4.x implements
+them, with two differences:
 
 - The target assignment is computed together with the epoch, so a group never has the state "Assigning".
-- The topics that match a member's regular expression are looked up at its heartbeat, among the topics it may see.
+- At a member's heartbeat, the group itself looks up the topics that match the member's regular expression, among the
+  topics that the member may see.
 """
 
 from __future__ import annotations
@@ -35,11 +37,11 @@ class HeartbeatRefused(Exception):
 
 
 class HeartbeatHandler(ConsumerMembers):
-    """A group whose members send heartbeats of the consumer protocol."""
+    """Part of a consumer group that handles ConsumerGroupHeartbeat requests; the base of `ConsumerGroup`."""
 
     def consumer_heartbeat(self, request: HeartbeatFields, now_ms: int) -> HeartbeatAnswer:
-        """Handle a ConsumerGroupHeartbeat request. May raise what the catalog raises: the group must then be
-        reloaded."""
+        """Handle a ConsumerGroupHeartbeat request. May raise the errors of the catalog: the caller must
+        then reload the group."""
         if self._is_dead:
             return HeartbeatAnswer(error=ErrorCode.COORDINATOR_NOT_AVAILABLE, member_id=request.member_id)
         try:
@@ -109,9 +111,9 @@ class HeartbeatHandler(ConsumerMembers):
                 f"assignor {request.assignor!r:.100} does not exist; choose one of {', '.join(ASSIGNORS)}",
             )
         known = self.members.get(self._static.get(request.instance_id or "", request.member_id))
-        said = sum(map(len, (*(request.topics or ()), request.regex or "", request.rack_id or "")))
-        if (said or known is None) and self._is_full(known.id if known else "", said):
-            raise HeartbeatRefused(ErrorCode.GROUP_MAX_SIZE_REACHED, "the group has as many members as it may have")
+        size_bytes = sum(map(len, (*(request.topics or ()), request.regex or "", request.rack_id or "")))
+        if (size_bytes or known is None) and self._is_full(known.id if known else "", size_bytes):
+            raise HeartbeatRefused(ErrorCode.GROUP_MAX_SIZE_REACHED, "the group has the maximum number of members")
         regex = request.regex
         if regex is None and known is not None and request.epoch != JOIN_EPOCH:
             regex = known.regex
@@ -125,7 +127,7 @@ class HeartbeatHandler(ConsumerMembers):
             ) from None
 
     def _find_member(self, request: HeartbeatFields) -> ConsumerMember | None:
-        """Return the member that sends the request; None: a new member. Raises `HeartbeatRefused`."""
+        """Return the member that sent the request, or None if it is new. Raises `HeartbeatRefused`."""
         member = self.members.get(request.member_id)
         if request.instance_id is not None:
             holder = self.members.get(self._static.get(request.instance_id, ""))
@@ -164,7 +166,7 @@ class HeartbeatHandler(ConsumerMembers):
     def _update_member(self, member: ConsumerMember, request: HeartbeatFields, matched: tuple[str, ...]) -> bool:
         """Store what the member reports. Return whether the report can change the target assignment."""
         before = (member.topics, member.regex, member.matched, member.assignor, member.rack_id)
-        said = (member.client_id, member.client_host, member.rebalance_timeout_ms)
+        client_before = (member.client_id, member.client_host, member.rebalance_timeout_ms)
         is_joining = request.epoch == JOIN_EPOCH
         if request.topics is not None or is_joining:
             member.topics = tuple(sorted(set(request.topics or ())))
@@ -179,7 +181,8 @@ class HeartbeatHandler(ConsumerMembers):
             member.rebalance_timeout_ms = request.rebalance_timeout_ms
         member.client_id, member.client_host = request.client_id, request.client_host
         has_changed = before != (member.topics, member.regex, member.matched, member.assignor, member.rack_id)
-        self.is_changed |= has_changed or said != (member.client_id, member.client_host, member.rebalance_timeout_ms)
+        client = (member.client_id, member.client_host, member.rebalance_timeout_ms)
+        self.is_changed |= has_changed or client != client_before
         return has_changed
 
     # ------------------------------------------------------------ leaving

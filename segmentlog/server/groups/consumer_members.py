@@ -1,6 +1,6 @@
 """Members of a group of the consumer protocol, their current partitions, and their target assignment.
 
-The requests are handled in `consumer_heartbeat` and `consumer_group`.
+`consumer_heartbeat` and `consumer_group` handle the requests.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from segmentlog.server.groups.members import Answer
 from segmentlog.server.groups.subscriptions import CONSUMER
 
 TOPIC_CHECK_MS: Final = 1_000
-"""How often heartbeats of a group check whether its topics have changed."""
+"""Minimum time between two checks, at a group's heartbeats, whether its topics have changed."""
 _PATTERNS_MAX: Final = 100
 
 
@@ -54,14 +54,14 @@ class ConsumerMembers:
         """The topics for which the target assignment was computed."""
         self._topics_checked_ms: int | None = None
         self._matches: dict[str, tuple[Collection[str], list[str]]] = {}
-        """By expression: the list of all topics that was searched, and the topics that match."""
+        """By regular expression: the list of topics that was searched, and the topics that match."""
         self._patterns: dict[str, TopicPattern] = {}
         self._is_dead = False
         self._earliest_due_ms: int | None = None
-        """No member expires before this time. To check all members at each heartbeat would be too slow."""
+        """No member expires before this time, so heartbeats before it need not check all members."""
 
     def configure(self, settings: GroupSettings) -> None:
-        """Use other settings. Running sessions keep their deadlines."""
+        """Change the settings. Sessions that are already running keep their deadlines."""
         self._settings = settings
 
     @property
@@ -106,12 +106,12 @@ class ConsumerMembers:
         return {name for member in self.all() for name in member.subscribed}
 
     def names_of(self, partitions: Collection[PartitionId]) -> dict[str, list[int]]:
-        """Return partition numbers by topic name, for the topics that members read."""
+        """Convert partitions by topic id to partitions by topic name. Omit topics that no member subscribes to."""
         names = {shape.id: name for name, shape in self._shapes.items()}
         return {names[topic_id]: numbers for topic_id, numbers in by_topic(partitions).items() if topic_id in names}
 
     def ids_of(self, partitions: Mapping[str, Collection[int]]) -> frozenset[PartitionId]:
-        """Return partitions with topic ids, for the topics that members read: the inverse of `names_of`."""
+        """Convert partitions by topic name to partitions with topic ids. Omit topics that no member subscribes to."""
         known = {name: shape.id for name, shape in self._shapes.items()}
         return partition_set({known[name]: numbers for name, numbers in partitions.items() if name in known})
 
@@ -126,20 +126,20 @@ class ConsumerMembers:
                 return ErrorCode.UNKNOWN_MEMBER_ID
         return ErrorCode.NONE if member_id in self.members else ErrorCode.UNKNOWN_MEMBER_ID
 
-    def _is_full(self, known: str, said_bytes: int) -> bool:
-        """Return whether the group has no room for a member with these bytes of metadata.
+    def _is_full(self, known: str, metadata_bytes: int) -> bool:
+        """Return whether a limit forbids a member with metadata of this size.
 
-        ``known`` is the id under which the member is counted already; empty for a new member.
+        ``known`` is the member's id if the group already counts it; empty for a new member.
         """
         if known not in self.members and len(self.members) >= self._settings.max_size:
             return True
-        said = sum(_member_size_bytes(member) for member in self.all() if member.id != known)
-        return said + said_bytes > self._settings.group_bytes
+        others_bytes = sum(_member_size_bytes(member) for member in self.all() if member.id != known)
+        return others_bytes + metadata_bytes > self._settings.group_bytes
 
     # ------------------------------------------------------------ changing a member
 
     def _track_deadline(self, member: ConsumerMember) -> None:
-        """Account for a changed deadline of a member."""
+        """Update the earliest deadline of the group after the member's deadline has changed."""
         due_ms = member.due_ms
         if self._earliest_due_ms is None or due_ms < self._earliest_due_ms:
             self._earliest_due_ms = due_ms
@@ -171,7 +171,7 @@ class ConsumerMembers:
         self.is_changed = True
 
     def _replace_static_member(self, old: ConsumerMember, member_id: str) -> ConsumerMember:
-        """Replace a static member by its new process, maybe with another id, which keeps the assigned partitions."""
+        """Change the process of a static member. The new process may have another id, and keeps the partitions."""
         assigned, target = old.holding.assigned, old.target
         self._remove(old)
         member = ConsumerMember(member_id, old.instance_id, target=target)
@@ -184,7 +184,7 @@ class ConsumerMembers:
     # ------------------------------------------------------------ target assignment
 
     def _topics_changed(self, now_ms: int, *, at_once: bool = False) -> bool:
-        """Read the subscribed topics again if that is due. Return whether they have changed."""
+        """Read the subscribed topics, unless the last check was a moment ago. Return whether they have changed."""
         if not at_once and self._topics_checked_ms is not None and now_ms - self._topics_checked_ms < TOPIC_CHECK_MS:
             return False
         shapes = dict(self._catalog.shapes(self.subscribed_topics))

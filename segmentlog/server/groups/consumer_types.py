@@ -19,7 +19,7 @@ STATIC_LEAVE_EPOCH: Final = -2
 partitions."""
 
 ASSIGNORS: Final = {"uniform": "sticky", "range": "range"}
-"""The server-side assignors, the default first, each with its strategy in `policy.assignment`."""
+"""Server-side assignors with their strategies in `policy.assignment`. The first is the default."""
 
 Partitions = frozenset[PartitionId]
 
@@ -32,17 +32,17 @@ class TopicShape(NamedTuple):
 
 
 class TopicCatalog(Protocol):
-    """The existing topics. The list may be some seconds old."""
+    """Lists the existing topics. The list may be some seconds old."""
 
     def shapes(self, names: Collection[str]) -> Mapping[str, TopicShape]:
-        """Return id and partition count of those of the topics that exist."""
+        """Return id and partition count of each topic that exists."""
 
     def names(self) -> Collection[str]:
         """Return all topics that clients can see."""
 
 
 class HeartbeatFields(msgspec.Struct, frozen=True, kw_only=True):
-    """A ConsumerGroupHeartbeat request. A field that is None has not changed since the member sent it last."""
+    """A ConsumerGroupHeartbeat request. None in a field means: unchanged since the member last sent this field."""
 
     member_id: str
     epoch: int = JOIN_EPOCH
@@ -86,9 +86,9 @@ class ClassicProtocolState(msgspec.Struct):
     session_timeout_ms: int
     protocols: Protocols
     join_deadline_ms: int | None = None
-    """When the member must have joined again, after it was asked to."""
+    """Time by which the member must join again, after the group asked it to."""
     sync_deadline_ms: int | None = None
-    """When the member must have asked for its assignment."""
+    """Time by which the member must ask for its assignment."""
 
 
 class ConsumerMember(msgspec.Struct):
@@ -103,19 +103,19 @@ class ConsumerMember(msgspec.Struct):
     topics: tuple[str, ...] = ()
     regex: str = ""
     matched: tuple[str, ...] = ()
-    """Topics that the expression matched when it was evaluated last."""
+    """Topics that the member's regular expression matched at its last evaluation."""
     assignor: str | None = None
     holding: Holding = Holding()
     target: Partitions = frozenset()
     deadline_ms: int = 0
-    """When the member expires unless it sends a heartbeat."""
+    """Time at which the member expires unless it sends a heartbeat."""
     revoked_by_ms: int | None = None
-    """When the member expires unless it has released the partitions that it must revoke."""
+    """Time at which the member expires unless it has released the partitions that it must revoke."""
     classic: ClassicProtocolState | None = None
 
     @property
     def due_ms(self) -> int:
-        """Return when the member expires, unless it sends the awaited request first."""
+        """Return the time at which the member expires, unless it sends the awaited request before."""
         times = [self.deadline_ms]
         if self.revoked_by_ms is not None:
             times.append(self.revoked_by_ms)

@@ -32,7 +32,7 @@ logger = logging.getLogger("segmentlog")
 
 _PREFIX_MAX: Final = 255
 _DISCONNECT_CHECK_S: Final = 0.2
-"""How often a waiting request checks whether its client is still connected."""
+"""Interval at which a waiting request checks whether its client is still connected."""
 
 AppendedOffsets = tuple["Partition", int, int]
 """Committed offsets in their log: the partition, the first offset, and the offset after the last one."""
@@ -103,7 +103,7 @@ class GroupCoordinator(GroupManager):
                 answer = machine.consumer_heartbeat(request, self._now_ms())
             if isinstance(former, ClassicGroup) and answer.error is ErrorCode.NONE:
                 if former.members:
-                    logger.info("group %s: uses the consumer protocol from now on, as a member of it has joined", group)
+                    logger.info("group %s: uses the consumer protocol from now on: a member of it has joined", group)
                 former.end(ErrorCode.REBALANCE_IN_PROGRESS)
                 self._switch_protocol(cached, machine)
             self._save_and_answer(cached)
@@ -118,7 +118,7 @@ class GroupCoordinator(GroupManager):
         cached.machine = machine
 
     def new_member_id(self, prefix: str) -> str:
-        """Return a new unique member id. The prefix is cut to 255 characters, as other members receive the id."""
+        """Return a new unique member id. Truncate its prefix to 255 characters: other members receive the id."""
         return f"{prefix[:_PREFIX_MAX]}-{uuid.uuid4()}"
 
     def sync(
@@ -147,7 +147,7 @@ class GroupCoordinator(GroupManager):
         return waiter.answer
 
     def _wait(self, group: str, waiter: AnswerWaiter, is_disconnected: Callable[[], bool]) -> None:
-        """Wait for the answer. A client that disconnects meanwhile leaves the group."""
+        """Wait for the answer. If the client disconnects meanwhile, remove the member from the group."""
         while not waiter.event.wait(_DISCONNECT_CHECK_S):
             if is_disconnected():
                 cached = self._entries.get(group)
@@ -158,7 +158,7 @@ class GroupCoordinator(GroupManager):
         with cached.lock:
             if cached.is_dropped:  # all waiters have an answer
                 return
-            logger.info("group %s: a member has disconnected while it waited for the others", cached.name)
+            logger.info("group %s: a member disconnected while it waited for the other members", cached.name)
             with contextlib.suppress(GroupUnavailable):
                 cached.machine.drop_waiting(waiter, self._now_ms())
                 self._save_and_answer(cached)
@@ -195,10 +195,10 @@ class GroupCoordinator(GroupManager):
         instance_id: str | None = None,
         stamp: ProducerStamp | None = None,
     ) -> tuple[ErrorCode, AppendedOffsets | None]:
-        """Append committed offsets, for a member, or for a client outside of the group. Raises what an append raises.
+        """Append committed offsets of a member, or of a client outside of the group. Raises the errors of an append.
 
-        Return an error, and the appended range, which the caller must sync; None if nothing was appended. ``stamp`` is
-        the producer of the transaction that the offsets belong to.
+        Return (error, appended range), with None as range if nothing was appended. The caller must sync the range.
+        ``stamp`` is the producer of the transaction to which the offsets belong.
         """
         with self._locked(group) as cached:
             machine = cached.machine
@@ -226,7 +226,7 @@ class GroupCoordinator(GroupManager):
     def delete_offsets(
         self, group: str, partitions: Sequence[TopicPartition]
     ) -> ErrorCode | dict[TopicPartition, ErrorCode]:
-        """Delete committed offsets of topics that no member subscribes to. Return an error for all, or one for each."""
+        """Delete committed offsets of topics without subscribers. Return an error for all, or one for each."""
         groups = self._store.groups
         with self._locked(group) as cached:
             machine = cached.machine

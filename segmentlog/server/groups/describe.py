@@ -154,7 +154,7 @@ def _describe_client_group(machine: GroupStateMachine) -> ClassicGroupDescriptio
 
 
 def _describe_as_classic(machine: ConsumerGroup) -> ClassicGroupDescription:
-    """Return a group of the consumer protocol in the format of the classic one, for tools that know no other."""
+    """Return a group of the consumer protocol in the format of the classic protocol, for older tools."""
     return ClassicGroupDescription(
         machine.state, machine.protocol_type, machine.assignor,
         tuple(

@@ -1,4 +1,4 @@
-"""Configuration of a group (ConfigResource of type GROUP): the keys, their checks, and their effect on settings."""
+"""Configuration of a group (ConfigResource of type GROUP): check its keys and values, and apply them to settings."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _FIXED: Final = {
     "consumer.assignment.interval.ms": ("0", TYPE_INT),
     "consumer.assignor.offload.enable": ("false", TYPE_BOOLEAN),
 }
-"""Keys of Kafka that can only have this value: the request that changes a group computes its assignment at once."""
+"""Keys of Kafka that must have this value, because the request that changes a group also computes its assignment."""
 
 
 def check_name(group: str) -> None:
     """Raise `InvalidConfig` unless this is a valid group name."""
     if not group:
-        raise InvalidConfig("group", group, "the name of a group: defaults for all groups cannot be set")
+        raise InvalidConfig("group", group, "use the name of a group; defaults for all groups cannot be set")
     folder_name_of(group, "group")
 
 

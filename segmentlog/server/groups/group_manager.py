@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("segmentlog")
 
 HEARTBEAT_FILE_MS: Final = 1_000
-"""How often a worker that holds groups renews its heartbeat file."""
+"""Interval at which a worker with groups renews its heartbeat file."""
 _WARNING_INTERVAL_MS: Final = 10_000
-"""How often a warning is logged for a group that refuses clients, which retry many times a second."""
+"""Minimum time between two warnings about a group that refuses clients: they retry many times a second."""
 _WARNED_GROUPS_MAX: Final = 1_000
 
 
@@ -64,7 +64,7 @@ class GroupManager:
         self._catalog = StoreCatalog(store, self._clock)
         self._timers = TimerThread(self.run_due, "segmentlog-groups")
         self._mutex = threading.Lock()
-        self._is_started = self._has_loaded_claimed = self._is_closed = False
+        self._is_started = self._has_loaded_claimed_groups = self._is_closed = False
         self._heartbeat_ms = 0
         self._warned_ms: dict[str, int] = {}
         fork_safety.on_fork(self, "_discard_parent_state")
@@ -181,7 +181,7 @@ class GroupManager:
     def _downgrade(self, cached: CachedGroup, machine: ConsumerGroup) -> None:
         cached.machine = downgrade_group(machine, self.settings, self._now_ms())
         cached.machine.answers, cached.machine.expired_ids = machine.answers, machine.expired_ids
-        logger.info("group %s: uses the classic protocol from now on, as no other members are left", cached.name)
+        logger.info("group %s: uses the classic protocol from now on: only members of it remain", cached.name)
 
     @staticmethod
     def _log_generation(cached: CachedGroup) -> None:
@@ -250,15 +250,16 @@ class GroupManager:
     def start_sessions(self) -> None:
         """Start the sessions of all members of this worker's groups, without waiting for a request.
 
-        After a change of the number of workers, a group may belong to another worker than before. By loading such a
-        group, this worker keeps it held for clients, although its members may be dead. So it must also expire them.
+        After a change of the number of workers, a group may belong to another worker than before. When this worker
+        loads such a group, clients remain its owners, although its members may be dead. So the worker must also expire
+        the members.
         """
         try:
             self._start()
         except GroupUnavailable:  # the former process still runs: the first request starts the sessions
             pass
         except (SegmentlogError, OSError) as error:
-            logger.warning("sessions of group members are not expired until a client sends a request: %s", error)
+            logger.warning("the sessions of group members cannot expire before a client sends a request: %s", error)
 
     def _start(self) -> None:
         with self._mutex:
@@ -279,9 +280,9 @@ class GroupManager:
             self._timers.schedule(due_ms, cached.name)
 
     def run_due(self) -> float | None:
-        """Handle all due time-outs. Return after how many seconds to call again; None: after `TimerThread.schedule`."""
-        if not self._has_loaded_claimed:
-            self._has_loaded_claimed = True
+        """Handle all due time-outs. Return the seconds until the next call, or None: after `TimerThread.schedule`."""
+        if not self._has_loaded_claimed_groups:
+            self._has_loaded_claimed_groups = True
             self._load_claimed_groups()
         while (due := self._timers.pop(self._now_ms())) is not None:
             self._expire(*due)
@@ -296,7 +297,7 @@ class GroupManager:
         return max(min(next_ms, self._heartbeat_ms + HEARTBEAT_FILE_MS) - now_ms, 1) / 1000
 
     def _load_claimed_groups(self) -> None:
-        """Load the groups that clients held when this worker stopped, so that members that do not return expire."""
+        """Load the groups that clients owned when this worker stopped, so that members that do not return expire."""
         for group in self._server_groups.held_groups():
             if self._is_coordinator_of(group):
                 with contextlib.suppress(GroupUnavailable), self._locked(group):
@@ -318,8 +319,7 @@ class GroupManager:
     # ------------------------------------------------------------ closing
 
     def close(self) -> None:
-        """Answer all waiting clients with an error. Members stay in their groups and continue at the next
-        coordinator."""
+        """Answer all waiting clients with an error. Members stay in their groups; the next coordinator continues."""
         with self._mutex:
             self._is_closed = True
             entries = list(self._entries.values())

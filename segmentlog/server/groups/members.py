@@ -1,4 +1,4 @@
-"""Members of a classic group: checks that every request passes, and the snapshot that is saved.
+"""Members of a classic group: the checks of every request, and the snapshot that `group_manager` saves.
 
 The state transitions are in `classic_group`.
 """
@@ -26,7 +26,7 @@ TopicsOf = Callable[[str, bytes], tuple[str, ...]]
 
 
 class ClassicMembers:
-    """The members of a group, and the ids assigned to clients that have not joined yet."""
+    """The members of a classic group, and the member ids assigned to clients that have not joined yet."""
 
     def __init__(self, settings: GroupSettings, topics_of: TopicsOf = lambda protocol_type, metadata: ()) -> None:
         self.state = GroupState.EMPTY
@@ -54,7 +54,7 @@ class ClassicMembers:
 
     @property
     def is_idle(self) -> bool:
-        """Return whether the group can be dropped from memory: it has no members, and no client is about to join."""
+        """Return whether the group can be dropped from memory: it has no members, and no client has got a member id."""
         return self.state in (GroupState.EMPTY, GroupState.DEAD) and not self._pending_ids
 
     # ------------------------------------------------------------ checks
@@ -82,8 +82,10 @@ class ClassicMembers:
         if not request.member_id and request.instance_id is None and len(self._pending_ids) >= most:
             return True
         known = self._static.get(request.instance_id or "", request.member_id)
-        said = sum(metadata_size_bytes(member.protocols) for member in self.members.values() if member.id != known)
-        if said + metadata_size_bytes(request.protocols) > self._settings.group_bytes:
+        others_bytes = sum(
+            metadata_size_bytes(member.protocols) for member in self.members.values() if member.id != known
+        )
+        if others_bytes + metadata_size_bytes(request.protocols) > self._settings.group_bytes:
             return True
         if self.state is GroupState.PREPARING:
             return sum(member.is_joining for member in self.members.values() if member.id != known) >= most
@@ -148,7 +150,7 @@ class ClassicMembers:
         return JoinAnswer(error=error, member_id=member.id)
 
     def topics_of(self, member: ClassicMember) -> set[str]:
-        """Return the topics that a member subscribes to, as far as its metadata can be decoded."""
+        """Return the topics that a member subscribes to; empty if its metadata cannot be decoded."""
         metadata = member.metadata(self.protocol) or (member.protocols[0][1] if member.protocols else b"")
         return set(self._topics_of(self.protocol_type, metadata))
 

@@ -26,7 +26,7 @@ GroupStateMachine = ClassicGroup | ConsumerGroup
 
 
 def may_upgrade(group: ClassicGroup, settings: GroupSettings) -> bool:
-    """Return whether a member of the consumer protocol may join the group as it is."""
+    """Return whether a member of the consumer protocol may join the group in its present state."""
     if group.state is GroupState.EMPTY:
         return True
     return (
@@ -37,8 +37,7 @@ def may_upgrade(group: ClassicGroup, settings: GroupSettings) -> bool:
 
 
 def _members_with_generation(group: ClassicGroup) -> list[ClassicMember]:
-    """Return the members that have received a generation. The others hold no partitions, and join again when asked
-    to."""
+    """Return the members that have received a generation. Others own no partitions, and join again on request."""
     return [member for member in group.members.values() if not member.is_new]
 
 
@@ -49,8 +48,8 @@ def _subscription(member: ClassicMember, group: ClassicGroup) -> ConsumerProtoco
 def upgrade_group(group: ClassicGroup, settings: GroupSettings, catalog: TopicCatalog, now_ms: int) -> ConsumerGroup:
     """Return the group as a group of the consumer protocol; ``group`` is not changed.
 
-    Each member keeps its assigned partitions. It must revoke partitions that it reports as owned but is not assigned.
-    While no assignment exists, a member keeps the partitions that it reports.
+    Each member keeps its assigned partitions. It must revoke partitions that it reports as owned but that are not
+    assigned to it. If the group has no assignment yet, a member keeps the partitions that it reports.
     """
     members = _members_with_generation(group)
     names = {topic for member in members for topic in group.topics_of(member)}

@@ -1,6 +1,6 @@
 """Decodes and encodes the metadata of protocol type ``consumer``, which the server shows to tools.
 
-The server uses subscriptions only to decide which members must join again, and which topics are in use.
+For itself, the server uses subscriptions only to decide which members must join again and which topics are in use.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from segmentlog.server.codec.generated.consumer_protocol import (
 
 CONSUMER: Final = "consumer"
 _VERSION: Final = 0
-"""The version of the encoded bytes. No client needs fields of later versions."""
+"""Version of the bytes that this module encodes. No client needs the fields of later versions."""
 _NEWEST: Final = 3
-"""Bytes of a newer version are decoded as this version."""
+"""The newest version that can be decoded. Bytes of a newer version are decoded as this version."""
 
 
 def topics_of(protocol_type: str, metadata: bytes) -> tuple[str, ...]:
@@ -60,7 +60,7 @@ def visible_subscription(
     """Return a member's metadata without topics that the viewer may not see.
 
     User data of an assignor may name any topic, so only a viewer with ``sees_cluster`` gets it; the same holds for
-    bytes that cannot be decoded. Members of other protocol types name no topics: their bytes are returned unchanged.
+    bytes that cannot be decoded. The bytes of other protocol types name no topics, so return them unchanged.
     """
     if protocol_type != CONSUMER:
         return metadata

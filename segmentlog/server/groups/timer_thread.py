@@ -1,4 +1,4 @@
-"""A thread that runs the time-outs of many groups: it sleeps until the first one is due."""
+"""A thread for the time-outs of many groups, which sleeps until the first is due."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ logger = logging.getLogger("segmentlog")
 class TimerThread:
     """Names of groups with due times, and the thread that calls ``run_due`` for them. Thread-safe.
 
-    The thread calls ``run_due`` when the first name is due, or somewhat later. ``run_due`` returns the number of
-    seconds after which it must be called again at the latest, or None: not before a new name is added.
+    The thread calls ``run_due`` when the first name is due, or somewhat later. ``run_due`` returns the maximum
+    number of seconds until its next call, or None: no call is necessary until a name is added.
     """
 
     def __init__(self, run_due: Callable[[], float | None], name: str) -> None:
@@ -40,7 +40,7 @@ class TimerThread:
             self._wake.set()
 
     def pop(self, now_ms: int) -> tuple[int, str] | None:
-        """Remove and return the entry that has been due the longest; None if no entry is due."""
+        """Remove and return the entry with the earliest due time; None if no entry is due."""
         with self._mutex:
             return heapq.heappop(self._due) if self._due and self._due[0][0] <= now_ms else None
 
@@ -61,7 +61,7 @@ class TimerThread:
                 self._wake.wait(wait_s)
 
     def close(self) -> None:
-        """Stop the thread. ``run_due`` does not run any more when this returns."""
+        """Stop the thread, and wait until ``run_due`` has returned."""
         self._is_closed = True
         self._wake.set()
         if self._thread is not None and self._thread is not threading.current_thread():

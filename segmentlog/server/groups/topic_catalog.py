@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from segmentlog.store import LogStore
 
 _LIST_MS: Final = 2_000
-"""How long the list of all topics is cached."""
+"""Time for which the list of all topics is cached."""
 
 
 class StoreCatalog:
@@ -26,7 +26,7 @@ class StoreCatalog:
         self._names: tuple[int, tuple[str, ...]] | None = None
 
     def shapes(self, names: Collection[str]) -> Mapping[str, TopicShape]:
-        """Return id and partition count of those of the topics that exist. Raises OSError and errors of the store."""
+        """Return id and partition count of each topic that exists. Raises OSError and errors of the store."""
         found = {}
         for name in names:
             if is_visible(name):

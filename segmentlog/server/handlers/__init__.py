@@ -1,4 +1,4 @@
-"""Handlers of requests, a module for each family of APIs.
+"""Handlers of requests: one module for each family of APIs.
 
-A handler takes the request's context and its decoded body.
+A handler is a function that takes the context and the decoded body of a request, and returns the response.
 """

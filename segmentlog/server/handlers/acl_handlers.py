@@ -107,7 +107,7 @@ def create_acls(call: RequestContext, request: CreateAclsRequest) -> CreateAclsR
 
 
 def delete_acls(call: RequestContext, request: DeleteAclsRequest) -> DeleteAclsResponse:
-    """Delete the matching rules, and return them for each filter."""
+    """Delete the matching rules, and return the deleted rules of each filter."""
     filters = [_filter_of(one) for one in call.each(request.filters)]
     refusal = _refusal(call, Operation.ALTER)
     removed: list[Rule] = []

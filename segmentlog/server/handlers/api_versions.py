@@ -18,7 +18,7 @@ from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.request_context import RequestContext
 
 _ADVERTISED_FROM = {PRODUCE: 0}
-"""Lower than this server decodes: librdkafka takes Produce v0 as the sign of support for compression (KAFKA-18659)."""
+"""Advertised but not decoded: librdkafka compresses only if a server supports Produce v0 (KAFKA-18659)."""
 
 OWNER_PROBE: Final = "segmentlog-standby"
 """Client software name of a standby, which asks whether this server serves the store that is shipped."""
@@ -28,7 +28,7 @@ _NO_NODE: Final = -1
 
 _TRANSACTIONS: Final = "transaction.version"
 _EPOCH_OF_EACH: Final = 2
-"""Feature level at which each transaction has its own epoch (KIP-890). Clients that ignore it use the old protocol."""
+"""Feature level at which each transaction has its own epoch (KIP-890). Other clients use the first protocol."""
 
 
 @cache
@@ -43,10 +43,10 @@ def _advertised() -> tuple[ApiVersion, ...]:
 def api_versions(call: RequestContext, request: ApiVersionsRequest) -> ApiVersionsResponse:
     """Return the supported APIs with their versions.
 
-    A client may name the node and the cluster that it means to connect to (KIP-1242). Any other node returns
-    REBOOTSTRAP_REQUIRED, and the client asks its bootstrap servers for the node's address. Without this error the
-    client would read and write another store. A machine whose store was taken over also returns it, because the cluster
-    id now belongs to the new owner.
+    A client may name the node and the cluster to which it wants to connect (KIP-1242). A server that is another node
+    returns REBOOTSTRAP_REQUIRED, and the client asks its bootstrap servers for the node's address. Without this error
+    the client would read and write another store. A server also returns it if another machine has taken over the
+    store, because the cluster id now belongs to that machine.
     """
     if (request.cluster_id is None) != (request.node_id == _NO_NODE):
         return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)

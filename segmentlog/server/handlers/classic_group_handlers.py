@@ -1,7 +1,7 @@
 """FindCoordinator, JoinGroup, SyncGroup, Heartbeat and LeaveGroup (classic group protocol).
 
-A join or sync waits for the other members, and its connection is not read meanwhile. If the client disconnects, the
-member leaves the group.
+A join or sync waits for the other members. Meanwhile the server reads no other request of the connection. If the client
+disconnects, the member leaves the group.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LEAVE_MANY: Final = 3
 
 
 def find_coordinator(call: RequestContext, request: FindCoordinatorRequest) -> FindCoordinatorResponse:
-    """Return the worker that coordinates a group or a transactional id; from version 4 on, one for each of several."""
+    """Return the worker that coordinates a group or a transactional id; from version 4 on, of several ids."""
     if call.version >= _FIND_MANY:
         found = [_find(call, key, request.key_type) for key in call.distinct(request.coordinator_keys)]
         return FindCoordinatorResponse(coordinators=found)
@@ -153,7 +153,7 @@ def heartbeat(call: RequestContext, request: HeartbeatRequest) -> HeartbeatRespo
 
 
 def leave_group(call: RequestContext, request: LeaveGroupRequest) -> LeaveGroupResponse:
-    """Remove one member, or from version 3 on several."""
+    """Remove a member; from version 3 on, several members."""
     error = refusal(call, request.group_id, Operation.READ)
     if error is not ErrorCode.NONE:
         return LeaveGroupResponse(error_code=error)

@@ -49,7 +49,7 @@ _TOPIC: Final = 2
 _BROKER: Final = 4
 _GROUP: Final = 32
 _ENTRY_BYTES: Final = 16
-"""Size of an entry or a synonym in a response, without its name and value, at most."""
+"""Maximum size of an entry or a synonym in a response, without its name and value."""
 _SET, _DELETE, _APPEND, _SUBTRACT = range(4)
 
 
@@ -76,7 +76,7 @@ def _describe(
             return result
         try:
             if not is_visible(name):
-                raise InvalidConfig("topic", name, "a topic that is not internal")
+                raise InvalidConfig("topic", name, "use a topic that is not internal")
             entries = describe(call.broker.store.topic(name).config)
         except (SegmentlogError, OSError) as error:
             result.error_code, result.error_message = code_of(error), call.explain_error(error)
@@ -162,8 +162,9 @@ def _identity(resource: _Resource) -> tuple[int, str]:
 
 
 def _request_error(count: int, changes: Iterable[_ConfigChange], no_value: Sequence[str]) -> str | None:
-    """Return the error of a resource named ``count`` times, of repeated keys, or of keys in ``no_value``; None if
-    valid.
+    """Return the reason why the request is invalid, or None.
+
+    It is invalid if it names the resource more than once (``count``), repeats a key, or has keys in ``no_value``.
 
     These errors do not depend on the client's permissions, or on whether the resource exists.
     """
@@ -254,7 +255,7 @@ def _alter(
             if changes:
                 store.alter_topic(name, changes)
             if ineffective := without_effect(requested.settings, altered, is_shipped=store.is_shipped):
-                logger.warning("topic %s was given settings that have no effect: %s", name, ineffective)
+                logger.warning("a client set keys of topic %s that have no effect: %s", name, ineffective)
     except (SegmentlogError, OSError) as error:
         return code_of(error), message_of(error)
     return ErrorCode.NONE, None
@@ -270,14 +271,14 @@ def _changes(changes: Iterable[incremental.AlterableConfig], config: TopicConfig
         elif change.config_operation in (_APPEND, _SUBTRACT):
             requested.settings[change.name] = _edited(config, change)
         else:
-            raise InvalidConfig(change.name, change.config_operation, "an operation from 0 to 3")
+            raise InvalidConfig(change.name, change.config_operation, "use an operation from 0 to 3")
     return requested
 
 
 def _edited(config: TopicConfig, change: incremental.AlterableConfig) -> str:
-    """Return a list config after APPEND or SUBTRACT. Only cleanup.policy has an effect; other lists stay empty."""
+    """Return a list value after APPEND or SUBTRACT. Only cleanup.policy has an effect; other lists stay empty."""
     if change.name in known_keys() and not is_list(change.name):
-        raise InvalidConfig(change.name, change.value, "SET or DELETE, because it is not a list")
+        raise InvalidConfig(change.name, change.value, "use SET or DELETE, because the key is not a list")
     given = change.value or ""
     if change.name != "cleanup.policy":
         return given
@@ -329,7 +330,7 @@ def _group_changes(
             group_config.check_key(change.name)
             found.pop(change.name, None)
         else:
-            raise InvalidConfig(change.name, change.value, "SET or DELETE, because it is not a list")
+            raise InvalidConfig(change.name, change.value, "use SET or DELETE, because the key is not a list")
     return found
 
 

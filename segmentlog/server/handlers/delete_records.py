@@ -73,11 +73,11 @@ def _trim(call: RequestContext, name: str, requested: DeleteRecordsPartition) ->
 
 
 def describe_log_dirs(call: RequestContext, request: DescribeLogDirsRequest) -> DescribeLogDirsResponse:
-    """Return the sizes of partitions in the store's folder. Each worker reports only partitions that it leads, so that
-    a sum over the workers counts each once.
+    """Return the sizes of partitions in the store's folder. A worker reports only partitions that it leads, so that a
+    sum over all workers counts each partition once.
 
-    Kafka shows all topics to clients that may describe the cluster. This server shows only topics that the client may
-    describe, too.
+    Kafka shows all topics to clients that may describe the cluster. This server shows such a client only the topics
+    that it may describe.
     """
     if not call.may_see(Thing.CLUSTER):
         return DescribeLogDirsResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
@@ -108,7 +108,7 @@ def describe_log_dirs(call: RequestContext, request: DescribeLogDirsRequest) -> 
 
 
 def _size_of(call: RequestContext, name: str, number: int) -> int:
-    """Return the size of a partition. A partition that is not open stays closed: a request may name all of them."""
+    """Return the size of a partition. Do not open a closed partition, because a request may name all of them."""
     partition = call.broker.opened(name, number)
     if partition is not None:
         return sum(segment.size_bytes for segment in partition.segments())

@@ -1,7 +1,7 @@
 """Fetch (1): return stored batches unchanged, and wait for more if there are too few.
 
-A consumer that only repeats its partitions uses a session (`fetch_sessions`). A fetch that finds too few bytes is
-parked (`long_poll`) until there are enough or its time is up; it uses no thread meanwhile.
+A consumer that always fetches the same partitions uses a session (`fetch_sessions`). A fetch that finds too few bytes
+is parked (`long_poll`) until there are enough bytes, or until its time is up. A parked fetch uses no thread.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def fetch(call: RequestContext, request: FetchRequest) -> FetchResponse | Deferr
 
 
 def _session_of(call: RequestContext, request: FetchRequest) -> tuple[FetchSession | None, ErrorCode | None]:
-    """Return (the session that the request uses or creates, the error if the request cannot use it)."""
+    """Return (the session that the request uses or creates, the error if the session cannot be used)."""
     sessions = call.broker.fetch_sessions
     if request.session_epoch in (FIRST_EPOCH, FINAL_EPOCH):
         if request.session_id != NO_SESSION:
@@ -181,7 +181,7 @@ class _Fetch:
         return [partition for _, partition in self._open]
 
     def recheck(self, answers: Answers) -> tuple[Answers, bool]:
-        """Return (the new answers, whether they are enough); the old ``answers`` if no partition has changed."""
+        """Return (answers, whether they are enough). If no partition has changed, these are the old ``answers``."""
         return self._collect() if self._has_more(answers) else (answers, False)
 
     def _has_more(self, answers: Answers) -> bool:
@@ -200,7 +200,7 @@ class _Fetch:
     # ------------------------------------------------------------ collecting
 
     def _collect(self) -> tuple[Answers, bool]:
-        """Read all partitions. Return (the answers, whether they must be sent at once)."""
+        """Read all partitions. Return (the answers, whether to send them now instead of waiting)."""
         request = self._request
         left = min(request.max_bytes, self._call.broker.settings.limits.fetch_bytes)
         answers = list(self._refused)
@@ -354,7 +354,7 @@ def _size_of(data: PartitionData) -> int:
 
 
 def _end_of(data: PartitionData | None, is_committed: bool) -> int:
-    """Return the offset up to which an answer has read."""
+    """Return the end of the records that a reader may see, as an answer contains it; -1 without an answer."""
     if data is None:
         return -1
     return data.last_stable_offset if is_committed else data.high_watermark

@@ -1,4 +1,4 @@
-"""ListGroups, DescribeGroups and DeleteGroups, for groups of clients and of the library."""
+"""ListGroups, DescribeGroups and DeleteGroups, for groups of Kafka clients and of the library."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _NOT_DELETED: Final = {
 
 
 def list_groups(call: RequestContext, request: ListGroupsRequest) -> ListGroupsResponse:
-    """Return the groups that this worker coordinates, those of the library included."""
+    """Return the groups that this worker coordinates, including groups of the library."""
     may_see_all = call.may_see(Thing.CLUSTER)
     states = {state.lower() for state in request.states_filter}
     types = {one.lower() for one in request.types_filter}

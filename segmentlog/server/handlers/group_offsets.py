@@ -58,12 +58,12 @@ _RETRY_OFFSET: Final = -1000
 """Offset in an error response that makes librdkafka repeat the request (its RD_KAFKA_OFFSET_STORED).
 
 Other clients ignore the offset of an error. librdkafka (2.15) uses it if its assignment has changed while it waited for
-a decision: with Kafka's -1 it would apply `auto.offset.reset`, and process records again that were done exactly
-once."""
+the end of a transaction. With Kafka's -1 it would apply `auto.offset.reset`, and process records a second time in spite
+of exactly-once."""
 
 
 def offset_commit(call: RequestContext, request: OffsetCommitRequest) -> OffsetCommitResponse | DeferredResponse:
-    """Commit offsets. The response is sent once they are durable or shipped; the connection continues meanwhile."""
+    """Commit offsets. Respond once they are durable or shipped; meanwhile the connection handles other requests."""
     error = refusal(call, request.group_id, Operation.READ)
     response = OffsetCommitResponse()
     positions: list[OffsetCommit] = []
@@ -139,9 +139,9 @@ def _check_position(position: OffsetCommitRequestPartition, count: int) -> Error
 def _resolve_special_offset(topic: Topic, position: OffsetCommitRequestPartition) -> tuple[int, ErrorCode]:
     """Return (the offset that "earliest" or "latest" stands for now, error code).
 
-    kafkajs commits these special offsets when its committed offset is out of range. Kafka stores and returns them. Here
-    the library's members could not interpret them; and if they were rejected, kafkajs would request the lost offset
-    forever.
+    kafkajs commits these special offsets when its committed offset is out of range. Kafka stores and returns them. This
+    server does not store them, because members of the library could not interpret them. It does not reject them either,
+    because kafkajs would then request the lost offset forever.
     """
     try:
         partition = topic.partition(position.partition_index)
@@ -154,7 +154,7 @@ def _resolve_special_offset(topic: Topic, position: OffsetCommitRequestPartition
 def find_topic(
     call: RequestContext, name: str, topic_id: bytes, operation: Operation, by_id_from: int
 ) -> tuple[Topic | None, ErrorCode]:
-    """Return (the topic, NONE) or (None, the error); by id from version ``by_id_from`` on, by name before.
+    """Return (the topic, NONE) or (None, the error). From version ``by_id_from`` on, the request has the topic's id.
 
     A topic that the client may not describe gets the same error as a topic that does not exist.
     """
@@ -313,9 +313,9 @@ def _after_lost_range(
     """Return (committed offset, its epoch), moved to the end of a lost range if it is at the start of one.
 
     Kafka's tools compute lag as log end offset minus committed offset. A consumer commits the offset after its last
-    record, and a lost range has no records; so the lag of a group that has read everything would stay at the length of
-    the range. No record is between the two offsets. An offset inside a lost range is not moved, so that the client's
-    fetch reports the loss.
+    record, and a lost range has no records. So the lag of a group that has read everything would remain at the length
+    of a lost range at the end. The move skips no record. An offset inside a lost range is not moved: the client's fetch
+    then reports the loss.
     """
     try:
         found = call.broker.store.topic(topic)

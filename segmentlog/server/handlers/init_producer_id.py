@@ -52,7 +52,7 @@ def init_producer_id(call: RequestContext, request: InitProducerIdRequest) -> In
 
 
 def _take_over(call: RequestContext, name: str, request: InitProducerIdRequest) -> InitProducerIdResponse:
-    """Take over a transactional id: fence its previous instance, and abort its transaction."""
+    """Take over a transactional id: fence the previous producer instance, and abort its open transaction."""
     code = refusal(call, name)
     if code is not ErrorCode.NONE:
         return _refused(code)
@@ -66,7 +66,7 @@ def _take_over(call: RequestContext, name: str, request: InitProducerIdRequest) 
             name, request.transaction_timeout_ms, expected
         )
     except ProducerNameInUse as error:
-        logger.warning("a client was rejected: %s", error, extra={"client_id": call.client_id})
+        logger.warning("an InitProducerId request was rejected: %s", error, extra={"client_id": call.client_id})
         return _refused(code_of(error))
     except InvalidConfig:
         return _refused(ErrorCode.INVALID_REQUEST)  # a name that is too long

@@ -133,32 +133,32 @@ def _find_by_time(partition: Partition, bounds: Bounds, timestamp: int, answer: 
 def _find_largest_timestamp(
     call: RequestContext, slot: HeldSlot, partition: Partition, bounds: Bounds, answer: ListOffsetsPartitionResponse
 ) -> None:
-    """Find the record with the largest timestamp if no visible record has the largest timestamp of its segment.
+    """Find the record with the largest timestamp by reading batches.
 
-    The segment's timestamp then belongs to a transaction marker, or to a record that was trimmed or is not committed
-    yet.
+    This is necessary if a segment's largest timestamp belongs to a transaction marker, or to a record that was trimmed
+    or is not committed yet.
     """
     for segment in sorted(partition.segments(), key=lambda one: one.max_timestamp, reverse=True):
         if segment.max_timestamp <= answer.timestamp:
             return
-        begin, end = max(segment.base_offset, bounds.log_start), min(segment.end_offset, bounds.end)
-        found = call.each(_batches(slot, partition, begin, end))
+        start, end = max(segment.base_offset, bounds.log_start), min(segment.end_offset, bounds.end)
+        found = call.each(_batches(slot, partition, start, end))
         likely = max(found, key=lambda batch: batch.header.max_timestamp, default=None)
         if likely is None:
             continue
         if int(likely.timestamps.max()) == likely.header.max_timestamp:
             batches: Iterable[RecordBatch] = (likely,)
         else:  # the header's timestamp may belong to a record that was removed from the batch
-            batches = _batches(slot, partition, begin, end)
+            batches = _batches(slot, partition, start, end)
         for batch in call.each(batches):
             at = int(batch.timestamps.argmax())
             if int(batch.timestamps[at]) > answer.timestamp:
                 _fill_from_record(batch, at, answer)
 
 
-def _batches(slot: HeldSlot, partition: Partition, begin: int, end: int) -> Iterator[RecordBatch]:
-    """Yield the batches with records in ``[begin, end)``. Other requests may use the slot between two of them."""
-    for batch in partition.read(begin) if begin < end else ():
+def _batches(slot: HeldSlot, partition: Partition, start: int, end: int) -> Iterator[RecordBatch]:
+    """Yield the batches with records in ``[start, end)``. Other requests may use the slot between two batches."""
+    for batch in partition.read(start) if start < end else ():
         slot.yield_slot()
         if batch.header.base_offset >= end:
             return

@@ -35,7 +35,7 @@ _NONE: Final[list[int]] = []
 _PAGE_MAX = 2000
 """`max.request.partition.size.limit`."""
 _OPENED_MAX = 64
-"""Partitions that one request opens to read their epoch; for others it returns -1, and a fetch returns the epoch."""
+"""Maximum number of partitions that a request opens to read their epochs. The epoch of others is -1 until a fetch."""
 
 
 def metadata(call: RequestContext, request: MetadataRequest) -> MetadataResponse:
@@ -102,10 +102,10 @@ class _View:
         self._may_open = _OPENED_MAX
         self._may_create = call.broker.settings.limits.partitions_made
         self._replicas = {node.node_id: [node.node_id] for node in call.broker.cluster.nodes}
-        """List of replicas for each leader; shared, because a response may contain very many partitions."""
+        """List of replicas for each leader. Partitions share it, because a response may contain very many of them."""
 
     def key_of(self, requested: MetadataRequestTopic) -> str | bytes | None:
-        """Return the key of a requested topic: its name, or the requested id if no visible topic has this id."""
+        """Return the name of a requested topic; or, if the request has an id that no visible topic has, this id."""
         if requested.topic_id == ZERO_UUID:
             return requested.name
         named = self.call.topic_by_id(requested.topic_id)
@@ -176,7 +176,7 @@ class _View:
 def describe_topic_partitions(
     call: RequestContext, request: DescribeTopicPartitionsRequest
 ) -> DescribeTopicPartitionsResponse:
-    """Describe topics in pages ordered by name: as many partitions as requested, and the cursor of the next page."""
+    """Describe topics in pages, ordered by name: as many partitions as requested, and the cursor of the next page."""
     left = max(1, min(request.response_partition_limit, _PAGE_MAX))
     if request.topics:
         names = sorted(topic.name for topic in call.distinct(request.topics, lambda topic: topic.name))

@@ -1,4 +1,4 @@
-"""OffsetForLeaderEpoch (23): the end offsets of epochs, which show a client whether its log has diverged."""
+"""OffsetForLeaderEpoch (23): the end offsets of epochs, by which a client detects whether its log has diverged."""
 
 from __future__ import annotations
 

@@ -1,12 +1,13 @@
 """Produce (0): check batches, append them unchanged, and acknowledge them as ``acks`` requires.
 
 acks=0     no response; an error closes the connection, as in Kafka
-acks=1     after the write, which survives this process; after the fsync if the topic has flush policy ``always``
-acks=all   after the fsync; with ``--acks-all shipped`` when the batch is in the object store. With ``--acks-all
-           written`` like acks=1; also in a transaction, because its end syncs or ships the whole transaction
+acks=1     after the write, which survives a crash of this process; after the fsync if the topic has ``fsync=always``
+acks=all   by ``--acks-all``. ``durable``: after the fsync. ``shipped``: when the batch is in the object store.
+           ``written``: as acks=1. A batch of a transaction is always acknowledged as with acks=1, because the end of
+           the transaction syncs or ships all of its batches
 
-Batches are appended in the order of arrival. A batch that waits for the disk does not block the connection: its
-response waits in the response queue while the next request is read. A transactional batch is accepted only in
+Batches are appended in the order of arrival. While a batch waits for the disk, its response waits in the response
+queue, and the connection reads the next request. A transactional batch is accepted only in
 partitions that are part of its transaction.
 """
 
@@ -161,7 +162,7 @@ def _append(
 def _transaction_check(
     call: RequestContext, name: str | None, partition: Partition, data: Buffer
 ) -> Callable[[], None]:
-    """Return a check that accepts or rejects a transactional batch. In newer versions the batch adds the partition."""
+    """Return a check of a transactional batch. In newer versions the check adds the partition to the transaction."""
     if name is None:
         return _reject_transactional
     wire = parse_wire_batch(data)
@@ -177,9 +178,9 @@ def _transaction_check(
 def _owns(call: RequestContext, producer_id: int) -> bool:
     """Return whether a server of this store assigned the id to the client's principal.
 
-    False for an id that an earlier version of the server may have assigned. The partition then accepts it only if it
-    already knows this producer. Raises `InvalidWireBatch` for every other id: an id of a transactional id or of a
-    library producer, or one that the client invented or read in another client's batches.
+    Return False for an id that an earlier version of the server may have assigned; a partition accepts it only if it
+    already has state of this producer. Raises `InvalidWireBatch` for every other id: one that belongs to a
+    transactional id or a library producer, that the client invented, or that it read in another client's batches.
     """
     transactions = call.broker.store.transactions
     if transactions.assigned_ids.is_assigned(producer_id, str(call.principal)):
@@ -218,15 +219,13 @@ def _error(index: int, code: ErrorCode, message: str | None = None) -> Partition
 
 
 def _ignore(error: Exception | None) -> None:
-    """Ignore the outcome of the fsync: a batch with acks=0 has no response, and the partition itself records a failed
-    fsync.
-    """
+    """Do nothing after the fsync: a batch with acks=0 has no response, and the partition itself records a failure."""
 
 
 def _respond_when_durable(
     call: RequestContext, response: ProduceResponse, unsynced: list[_Unsynced]
 ) -> DeferredResponse:
-    """Complete the response after the last partition is durable; a failed partition gets an error of its own."""
+    """Complete the response once all partitions are durable. A partition whose fsync failed gets its own error."""
     pending = call.defer_response()
     mutex = threading.Lock()
     left = len(unsynced)

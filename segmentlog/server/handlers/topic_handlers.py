@@ -43,11 +43,11 @@ logger = logging.getLogger("segmentlog.server")
 _STATES_FROM: Final = 6
 _DEFAULT: Final = -1
 _ENTRY_ROOM: Final = 2
-"""Room for one configuration entry in a response: with its texts it is as large as two partitions."""
+"""Elements that a configuration entry counts as in a response: with its texts it is as large as two partitions."""
 
 
 def create_topics(call: RequestContext, request: CreateTopicsRequest) -> CreateTopicsResponse:
-    """Create topics durably; one that fails does not affect the others."""
+    """Create topics durably. If one topic fails, the others are created all the same."""
     names = Counter(topic.name for topic in request.topics)
     may_create_all = call.allows_cluster(Operation.CREATE)
     response = CreateTopicsResponse()
@@ -65,7 +65,7 @@ def create_topics(call: RequestContext, request: CreateTopicsRequest) -> CreateT
 
 
 def _too_many(call: RequestContext, counts: Iterable[int]) -> str:
-    """Return an error text if one request creates too many partitions: each takes a folder and time. "" if it may."""
+    """Return an error text if a request creates too many partitions, else "". A partition takes a folder and time."""
     most = call.broker.settings.limits.partitions_made
     requested = sum(counts)
     return f"the request creates {requested} partitions; at most {most} are allowed" if requested > most else ""
@@ -107,7 +107,7 @@ def _create(call: RequestContext, topic: CreatableTopic, *, validate_only: bool)
         if not validate_only:
             topic_id = wire_id(store.create_topic(name, count, settings).id)
             if ineffective := without_effect(given, config, is_shipped=store.is_shipped):
-                logger.warning("topic %s was created with settings that have no effect: %s", name, ineffective)
+                logger.warning("a client created topic %s with keys that have no effect: %s", name, ineffective)
     except (SegmentlogError, OSError) as error:
         return _refused(name, code_of(error), call.explain_error(error))
     if not call.may_see(Thing.TOPIC_CONFIG, name):  # KIP-525

@@ -1,4 +1,4 @@
-"""DescribeTransactions (65), ListTransactions (66), WriteTxnMarkers (27): inspect and abort transactions with tools.
+"""DescribeTransactions (65), ListTransactions (66), WriteTxnMarkers (27): inspect and abort transactions.
 
 This includes transactions of the library's named producers.
 """
@@ -40,7 +40,7 @@ _STATES: Final = frozenset(
      "PrepareEpochFence")
 )  # fmt: skip
 _PATTERN: Final = re.compile(r"(?:\.\*|\.|\\[\W_]|[\w \-:/,;@#%&=<>!~'\"])*")
-"""Supported subset of regular expressions: characters, ``.`` and ``.*``."""
+"""The supported regular expressions: characters, ``.`` and ``.*``."""
 _PATTERN_PART: Final = re.compile(r"\.\*|\\?(.)", re.DOTALL)
 
 

@@ -1,8 +1,8 @@
-"""AddPartitionsToTxn (24), AddOffsetsToTxn (25), EndTxn (26): transactions of clients.
+"""AddPartitionsToTxn (24), AddOffsetsToTxn (25), EndTxn (26): transactions of Kafka clients.
 
-The engine decides (`segmentlog.transactions.server_transactions`). A client that sends EndTxn of version 5, Produce of
-12 or TxnOffsetCommit of 5 uses the second transaction protocol (KIP-890): a partition joins with the first request that
-writes to it, and each transaction has its own epoch.
+`segmentlog.transactions.server_transactions` executes and checks the requests. From EndTxn version 5, Produce version
+12 and TxnOffsetCommit version 5 on, clients use the second transaction protocol (KIP-890): the first write to a
+partition adds the partition to the transaction, and each transaction has its own producer epoch.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def refusal(call: RequestContext, name: str, operation: Operation = Operation.WR
 
 
 def code_for(call: RequestContext, error: Exception, fenced_from: int) -> ErrorCode:
-    """Return the error code for a client: PRODUCER_FENCED from version ``fenced_from`` on, which older clients lack."""
+    """Return the error code for a client. Clients before version ``fenced_from`` do not have PRODUCER_FENCED."""
     if isinstance(error, ProducerFenced) and call.version >= fenced_from:
         return ErrorCode.PRODUCER_FENCED
     return code_of(error)
@@ -60,7 +60,7 @@ def code_for(call: RequestContext, error: Exception, fenced_from: int) -> ErrorC
 
 
 def add_partitions_to_txn(call: RequestContext, request: AddPartitionsToTxnRequest) -> AddPartitionsToTxnResponse:
-    """Add all partitions to a transaction or none; from version 4 on, which brokers use, to several transactions."""
+    """Add all of the partitions to a transaction, or none. From version 4 on (for brokers), several transactions."""
     if call.version < _ADD_OF_BROKERS:
         name = request.v3_and_below_transactional_id
         numbers = ProducerIdAndEpoch(request.v3_and_below_producer_id, request.v3_and_below_producer_epoch)
@@ -158,9 +158,9 @@ def add_offsets_to_txn(call: RequestContext, request: AddOffsetsToTxnRequest) ->
 
 
 def end_txn(call: RequestContext, request: EndTxnRequest) -> EndTxnResponse:
-    """Commit or abort; respond once that is on disk, or shipped.
+    """Commit or abort. Respond once the decision is on disk, or shipped.
 
-    From version 5 on return the next transaction's numbers.
+    From version 5 on, return the producer id and epoch of the next transaction.
     """
     name, bumps = request.transactional_id, call.version >= _END_BUMPS
     code = refusal(call, name)

@@ -1,4 +1,4 @@
-"""TxnOffsetCommit (28): offsets that become committed with the transaction that they are part of."""
+"""TxnOffsetCommit (28): offsets that become committed when their transaction commits."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _BY_ID: Final = 6
 
 
 def txn_offset_commit(call: RequestContext, request: TxnOffsetCommitRequest) -> TxnOffsetCommitResponse:
-    """Write pending offsets; the end of the transaction syncs them, and commits or drops them."""
+    """Append pending offsets. The end of the transaction syncs them, and commits or discards them."""
     error = ErrorCode.NONE
     if not call.allows(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, request.transactional_id):
         error = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
@@ -92,7 +92,7 @@ def _commit(call: RequestContext, request: TxnOffsetCommitRequest, positions: li
 
 
 def _in_version(call: RequestContext, group: str, code: ErrorCode) -> ErrorCode:
-    """Return an error code that clients of the request's version handle."""
+    """Return the error code, or a similar one if clients of the request's version do not have it."""
     if call.version < _BY_ID:
         # Older clients treat an unknown code as fatal for the producer.
         return ErrorCode.ILLEGAL_GENERATION if code is ErrorCode.STALE_MEMBER_EPOCH else code

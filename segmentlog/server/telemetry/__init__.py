@@ -1,1 +1,1 @@
-"""Metrics of a server and of its store for Prometheus, collected when they are requested and at no cost until then."""
+"""Metrics of a server and of its store for Prometheus. They cost nothing until a client requests them."""

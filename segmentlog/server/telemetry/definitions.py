@@ -88,7 +88,7 @@ WORKER: Final = (
     FETCH_SESSIONS, LONG_POLLS, WAITING_FOR_DISK, RENDERED, RENDERED_BYTES, OPENED, PROBLEMS, SHIP_SECONDS, SHIP_BYTES,
     SHIP_FAILING,
 )  # fmt: skip
-"""Metrics of each worker; those of shipping come from the worker that ships."""
+"""Metrics of each worker. Only the worker that ships the store has the metrics of shipping."""
 
 # ---------------------------------------------------------------- the store
 
@@ -157,9 +157,9 @@ PARTITION: Final = (
     LOG_START, LOG_END, DURABLE, LAST_STABLE, BYTES, SEGMENTS, EPOCH, LOST, UNSYNCED_RECORDS, UNSYNCED_SECONDS, SYNCS,
     FAILED,
 )  # fmt: skip
-"""In the order of `store_metrics._values`."""
+"""Metrics of each partition, in the order of `store_metrics._values`."""
 STORE: Final = (
     TOPICS, PARTITIONS, UNREAD, *PARTITION, SHIPPED, UNSHIPPED, GROUP_STATE, GROUP_MEMBERS, GROUP_GENERATION, COMMITTED,
     LAG, STORE_SECONDS,
 )  # fmt: skip
-"""Metrics of the store, from the first worker only; those of shipping only if the store is shipped."""
+"""Metrics of the store, from the first worker only. The metrics of shipping exist only if the store is shipped."""

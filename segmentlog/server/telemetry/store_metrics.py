@@ -1,5 +1,5 @@
-"""Metrics of all partitions and groups of the store, also of those that only other processes use. One worker reports
-them.
+"""Metrics of all partitions and groups of the store, including those that only other processes use. One worker
+reports them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _Samples = list[tuple[str, float]]
 
 
 class StoreTelemetry:
-    """Metrics of a store. Thread-safe: one scrape is done at a time."""
+    """Metrics of a store. Thread-safe: scrapes run one after the other."""
 
     def __init__(self, store: LogStore, clock: Clock) -> None:
         self._store = store

@@ -1,8 +1,8 @@
 """Write Prometheus' text format for metrics with tens of thousands of samples.
 
-The client library takes about 10 us a sample. That is a second for 10,000 partitions, and the process would serve no
-client during that second. So metrics of partitions and groups are written by this module, and all others by the
-library.
+The client library takes about 10 us a sample. For 10,000 partitions it would take a second,
+in which the process could serve no client. So this module writes the metrics of partitions and groups, and the library
+writes all others.
 """
 
 from __future__ import annotations
