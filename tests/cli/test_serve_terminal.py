@@ -44,7 +44,7 @@ class _Terminal:
         os.close(theirs)
         self.shown = ""
 
-    def wait_until(self, pattern: str) -> re.Match[str]:
+    def until(self, pattern: str) -> re.Match[str]:
         """Wait until it shows something like that, once more than before."""
         ends = time.monotonic() + WAIT_S
         at = len(self.shown)

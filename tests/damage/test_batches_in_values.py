@@ -257,7 +257,7 @@ def check_scrubber(log: Log, hits: list[Placed]) -> None:
     """The scrubber tells the damage of sealed segments, from where a batch begins, and nothing in a value."""
     scrubber = Scrubber(NoSyncFileSystem(), lambda: [ScrubTarget("t", 0, str(log.folder))], 1 << 40)
     for now_ms in (0, 1000, 2000):
-        scrubber.tick(now_ms)
+        scrubber.scrub(now_ms)
     findings = scrubber.report().findings
     scrubber.close()
     begins = {(str(one.path), one.position): one.base_offset for one in log.placed}

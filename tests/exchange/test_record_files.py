@@ -230,7 +230,7 @@ def test_csv_holds_it_or_refuses_it(there: There, records: list[Any]) -> None:
         assert (status, after) == (0, before), err
     else:
         assert (status, file.exists()) == (1, False)
-        assert "is binary, and CSV is text" in err
+        assert "is not UTF-8, and CSV can hold only text" in err
 
 
 def test_a_large_value_survives_csv(there: There) -> None:

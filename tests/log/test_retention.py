@@ -409,8 +409,8 @@ def test_a_deleted_segment_that_a_power_cut_brings_back_is_none_of_the_log(start
         log.append([b"after"], timestamps=[1], ack="durable")
         assert [one.offset for one in contents(log)][:-1] == found
         scrubber = Scrubber(survivor.process(), lambda: [ScrubTarget("t", 0, "/t/0")], bytes_per_s=1 << 20)
-        scrubber.tick(0)
-        scrubber.tick(1000)
+        scrubber.scrub(0)
+        scrubber.scrub(1000)
         assert not scrubber.report().findings
     assert states > 20
 
