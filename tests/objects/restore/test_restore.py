@@ -94,7 +94,7 @@ def test_killed_at_any_call_it_can_be_run_again(tmp_path: Path, store: LogStore,
     while killed(bucket, tmp_path / str(calls), calls):
         folder = tmp_path / str(calls)
         if (folder / "store.json").exists() and not (folder / "@restoring").exists():
-            with pytest.raises(ShippingRefused, match="is a store; restore into a folder that is empty"):
+            with pytest.raises(ShippingRefused, match="is a store; restore into an empty or new folder"):
                 restore(bucket, str(folder), parallel=0)  # it was killed when all was done
             with LogStore(folder, background=False) as there:
                 assert contents(there) == contents(store)
@@ -155,7 +155,7 @@ def test_two_are_not_at_one_folder(tmp_path: Path, store: LogStore) -> None:
     ship(store, bucket)
 
     def another() -> None:
-        with pytest.raises(ShippingRefused, match="another process restores into"):
+        with pytest.raises(ShippingRefused, match="another process is restoring into"):
             restore(bucket, str(folder), parallel=0)
 
     bucket.meanwhile = another
