@@ -92,7 +92,10 @@ class UploadStates:
             return None
 
     def divergence(self, partition_key: PartitionKey, entry: ShippedPartition) -> str:
-        """Compare a partition with the manifest if that was impossible before; return the difference, or ""."""
+        """Compare a partition with its manifest entry if it could not be opened for an earlier comparison.
+
+        Return a description of the difference; "" if there is none, or if the earlier comparison succeeded.
+        """
         if partition_key not in self.uncompared:
             return ""
         why = find_divergence(self.by_key[partition_key].local, entry)
@@ -106,7 +109,10 @@ class UploadStates:
         return sum(state.local.appended_bytes - state.appended_bytes for state in self.by_key.copy().values())
 
     def keys_in_use(self) -> set[str]:
-        """Return keys of uploaded segments and snapshots that are still valid, even if no manifest refers to them."""
+        """Return the keys of uploaded segments and snapshots that match the local files.
+
+        Later manifests may refer to these keys, even if no manifest does now.
+        """
         uploads = (segment for state in self.by_key.values() for _, segment in state.objects.uploaded.values())
         keys = {stored.key for segment in uploads for stored in segment.objects}
         return keys | {one.object.key for state in self.by_key.values() for one in state.objects.snapshots.values()}
@@ -128,7 +134,7 @@ class UploadStates:
             state.objects.drop_keys(deleted)
 
     def unstage_all(self) -> None:
-        """Upload withheld chunks again, because they continue a manifest that is not the current one."""
+        """Upload withheld chunks again: they continue the chunks of another manifest than the current one."""
         for state in self.by_key.values():
             state.objects.unstage()
 
