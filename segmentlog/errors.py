@@ -528,6 +528,62 @@ class SegmentGone(ObjectStoreError):
         self.args = (url, what, why)
 
 
+class ConditionIgnored(ObjectStoreError):
+    """The object store ignores the conditions of conditional puts, so two machines could overwrite each other.
+
+    Cause: the object store reported success for a put although its condition (If-Match, If-None-Match) was false. Some
+    servers that are compatible with S3 lack these conditions, or lose them when requests are simultaneous.
+
+    Data: segmentlog refuses to ship to this object store, or to run a cluster on it. Another process may have
+    overwritten the object ``what``.
+
+    Remedy: use another object store, or a newer release of it. ``segmentlog cluster check URL`` tests an object store.
+    """
+
+    def __init__(self, url: str, what: str, why: str) -> None:
+        super().__init__(url, what, why, False)
+        self.args = (url, what, why)
+
+
+class CoordinatorUnreachable(SegmentlogError):
+    """The coordinator of a cluster, such as an object store, did not answer.
+
+    Cause: the network, or a fault or an overload of the coordinator; ``why`` has the details.
+
+    Data: nothing was lost. The leader continues to append and acknowledge. Leader and in-sync replicas stay the same
+    until the coordinator answers.
+
+    Remedy: check the address and the network, then try again.
+    """
+
+    def __init__(self, url: str, why: str) -> None:
+        super().__init__(url, why)
+        self.url, self.why = url, why
+
+    def __str__(self) -> str:
+        return f"{self.url}: the coordinator cannot be reached: {self.why}. Check the address and the network"
+
+
+class CoordinatorRefused(SegmentlogError):
+    """The coordinator of a cluster refused a request, or its document is unusable. Retries fail, too.
+
+    Cause: wrong credentials, missing permissions, a bucket that does not exist; or the cluster document is missing,
+    damaged, contradictory, or of a later release. ``why`` names the cause.
+
+    Data: nothing was lost, and the leader continues. Leader and in-sync replicas stay the same.
+
+    Remedy: correct the credentials, the permissions or the URL, or upgrade this machine. Never replace the document by
+    an older version of it: the cluster would use its terms a second time, and could lose acknowledged records.
+    """
+
+    def __init__(self, url: str, why: str) -> None:
+        super().__init__(url, why)
+        self.url, self.why = url, why
+
+    def __str__(self) -> str:
+        return f"{self.url}: the coordinator cannot be used: {self.why}"
+
+
 class ShippingRefused(SegmentlogError):
     """A command on an object store was refused, because the object store and the local folder do not fit together.
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from segmentlog.errors import InvalidConfig, ObjectStoreError
+from segmentlog.errors import ConditionIgnored, InvalidConfig, ObjectStoreError
 from segmentlog.objects.bucket.aws_profiles import ProfileCredentials, profile_options
 from segmentlog.objects.bucket.base import Data, ObjectInfo, ObjectMissing, PreconditionFailed
 from segmentlog.objects.bucket.error_messages import ErrorFormatter, credential_sources, is_retriable, without_secrets
@@ -138,7 +138,7 @@ class CloudBucket:
             why = (
                 "this object store ignores conditional writes, so owners could overwrite each other; use another store"
             )
-            raise ObjectStoreError(self.url, key, why, False)
+            raise ConditionIgnored(self.url, key, why)
 
     def delete(self, keys: Iterable[str]) -> None:
         """Implement `Bucket.delete`."""

@@ -87,9 +87,14 @@ class LocalBucket:
         return _tag(data)
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Implement `Bucket.delete`."""
+        """Implement `Bucket.delete`; remove the lock files of `compare_and_swap`, too."""
         for key in keys:
+            lock_path = self._file(key) + FILE_LOCK_SUFFIX
             with contextlib.suppress(ObjectMissing), self._translating_errors(key, "deleted"):
+                if self._fs.exists(lock_path):
+                    # Only the holder may remove the file: waiting processes then lock the file that replaces it.
+                    with ProcessLock(self._fs, lock_path).hold():
+                        self._fs.unlink(lock_path)
                 self._fs.unlink(self._file(key))
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
