@@ -195,7 +195,7 @@ def read_worker_state(fs: FileSystem, path: str) -> WorkerLiveness | None:
 
 
 def silence_ms(group: SavedGroup, worker: WorkerLiveness | None, boot_id: str, now_ms: int) -> int:
-    """Return the least time since the last heartbeat of the group's worker. ``now_ms`` is monotonic, since boot."""
+    """Return a lower bound of the time since the last heartbeat of the group's worker. ``now_ms`` is monotonic."""
     seen = [group.alive_ms] if group.boot_id == boot_id else []
     if worker is not None and worker.worker.boot_id == boot_id:
         seen.append(worker.alive_ms)

@@ -123,36 +123,36 @@ class ServerTransactions:
             self._log.write(name, state, "durable")
             return ProducerIdAndEpoch(state.producer_id, state.epoch)
 
-    def _checked_state(self, name: str, numbers: ProducerIdAndEpoch) -> TransactionState:
+    def _checked_state(self, name: str, identity: ProducerIdAndEpoch) -> TransactionState:
         """Return the state of the name. Raises `UnknownProducer` for another producer id, `ProducerFenced` for another
         epoch.
         """
         state = self._log.find(name)
-        if state is None or not state.is_server_name or state.producer_id != numbers.producer_id:
+        if state is None or not state.is_server_name or state.producer_id != identity.producer_id:
             raise UnknownProducer(name)
-        if state.epoch != numbers.epoch:
-            raise ProducerFenced(name, numbers.epoch, state.epoch)
+        if state.epoch != identity.epoch:
+            raise ProducerFenced(name, identity.epoch, state.epoch)
         return state
 
     # ------------------------------------------------------------ open transactions
 
-    def add_partitions(self, name: str, numbers: ProducerIdAndEpoch, logs: Iterable[Partition]) -> None:
+    def add_partitions(self, name: str, identity: ProducerIdAndEpoch, logs: Iterable[Partition]) -> None:
         """Add partitions to the name's transaction; begin it if none is open.
 
         Raises `UnknownProducer`, `ProducerFenced`, and `ProducerBusy` while the last transaction cannot be finished.
         """
-        named = {PartitionId(log.topic_id, log.number): log for log in logs}
-        if self._includes(self._checked_state(name, numbers), named):
+        by_id = {PartitionId(log.topic_id, log.number): log for log in logs}
+        if self._includes(self._checked_state(name, identity), by_id):
             return
         with self._names.locked(name) as fence_fd:
-            state = self._checked_state(name, numbers)
+            state = self._checked_state(name, identity)
             if state.is_open and not state.is_writable:
                 if state.status == "Ongoing":
                     raise ProducerBusy(name, "its transaction is being decided")
                 state = self._completer.decide(name, state, fence_fd, fence=False)
                 if state.is_open:
                     raise _incomplete_markers_error(name)
-            fresh = {partition: log for partition, log in named.items() if not self._includes(state, (partition,))}
+            fresh = {partition: log for partition, log in by_id.items() if not self._includes(state, (partition,))}
             for log in fresh.values():  # first end a transaction that a power cut left open: it must not join this one
                 if log.last_stable_offset < log.log_end_offset:
                     self._completer.restore_lost_marker(log, state)
@@ -171,15 +171,15 @@ class ServerTransactions:
             )
             self._log.write(name, state)
 
-    def is_open_in(self, name: str, numbers: ProducerIdAndEpoch, partition: PartitionId) -> bool:
+    def is_open_in(self, name: str, identity: ProducerIdAndEpoch, partition: PartitionId) -> bool:
         """Return whether the name's transaction is open and includes the partition. Raises as `add_partitions`."""
-        return self._includes(self._checked_state(name, numbers), (partition,))
+        return self._includes(self._checked_state(name, identity), (partition,))
 
     @staticmethod
     def _includes(state: TransactionState, wanted: Iterable[PartitionId]) -> bool:
         return state.is_writable and all(partition in state.partitions for partition in wanted)
 
-    def append_check(self, name: str, numbers: ProducerIdAndEpoch, log: Partition) -> Callable[[], None]:
+    def append_check(self, name: str, identity: ProducerIdAndEpoch, log: Partition) -> Callable[[], None]:
         """Return a function that `log` must call, under its append lock, before each append of the transaction.
 
         The function raises `UnknownProducer`, `ProducerFenced` or `WrongState` if the append is not allowed.
@@ -187,7 +187,7 @@ class ServerTransactions:
         partition = PartitionId(log.topic_id, log.number)
 
         def check() -> None:
-            if not self.is_open_in(name, numbers, partition):
+            if not self.is_open_in(name, identity, partition):
                 raise WrongState(name, f"{log.topic}/{log.number} is not part of an open transaction")
 
         return check
@@ -195,7 +195,7 @@ class ServerTransactions:
     # ------------------------------------------------------------ commit and abort
 
     def end_transaction(
-        self, name: str, numbers: ProducerIdAndEpoch, *, committed: bool, bumps_epoch: bool = False
+        self, name: str, identity: ProducerIdAndEpoch, *, committed: bool, bumps_epoch: bool = False
     ) -> ProducerIdAndEpoch:
         """Commit or abort the name's transaction. Durable when it returns. A repeated request gets the same answer.
 
@@ -205,9 +205,9 @@ class ServerTransactions:
         """
         with self._names.locked(name) as fence_fd:
             state = self._log.find(name)
-            is_repeated = bumps_epoch and state is not None and _is_ending(state, numbers)
+            is_repeated = bumps_epoch and state is not None and _is_ending(state, identity)
             if not is_repeated or state is None:
-                state = self._checked_state(name, numbers)
+                state = self._checked_state(name, identity)
             if state.status in ("PrepareCommit", "PrepareAbort"):
                 state = self._completer.decide(name, state, fence_fd, fence=False)
             if state.status == "Ongoing":
@@ -217,7 +217,7 @@ class ServerTransactions:
             elif not is_repeated and self._is_lost(state, committed=committed, bumps_epoch=bumps_epoch):
                 state = self._end_lost(name, state, committed=committed)
             elif bumps_epoch and not is_repeated:
-                raise WrongState(name, f"no transaction of epoch {numbers.epoch} is open, so nothing can be committed")
+                raise WrongState(name, f"no transaction of epoch {identity.epoch} is open, so nothing can be committed")
             else:
                 self._check_outcome(name, state, committed=committed, is_same=is_repeated)
             return ProducerIdAndEpoch(state.producer_id, state.epoch)
@@ -296,7 +296,7 @@ class ServerTransactions:
         return tuple(ends)
 
     def _end_empty_epoch(self, name: str, state: TransactionState) -> TransactionState:
-        """Handle an abort without an open transaction, before which the client has written nothing: raise the epoch."""
+        """Raise the epoch for a client that aborts without an open transaction."""
         unconfirmed_markers = self._completer.find_unconfirmed(state.producer_id, state.unconfirmed_markers)
         state = replace(
             state,
@@ -339,14 +339,14 @@ def _may_continue(state: TransactionState, expected: ProducerIdAndEpoch) -> bool
     return expected.producer_id in (state.producer_id, state.previous_id) and expected.epoch == state.last_epoch
 
 
-def _is_ending(state: TransactionState, numbers: ProducerIdAndEpoch) -> bool:
+def _is_ending(state: TransactionState, identity: ProducerIdAndEpoch) -> bool:
     """Return whether a transaction of this producer id and epoch has begun to end, and its end has raised the epoch."""
     return (
         state.is_server_name
         and state.status != "Empty"
-        and numbers.producer_id in (state.producer_id, state.previous_id)
-        and numbers.epoch == state.last_epoch
-        and numbers != (state.producer_id, state.epoch)
+        and identity.producer_id in (state.producer_id, state.previous_id)
+        and identity.epoch == state.last_epoch
+        and identity != (state.producer_id, state.epoch)
     )
 
 
