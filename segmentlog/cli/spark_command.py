@@ -109,7 +109,7 @@ def spark_session(ctx: click.Context) -> Iterator[SparkSession]:
     from pyspark.sql import SparkSession
 
     from segmentlog.spark.session import session
-    from segmentlog.spark.spark_errors import explained
+    from segmentlog.spark.spark_errors import explain_spark_errors
 
     settings: SparkSettings = ctx.meta["segmentlog.spark"]
     if SparkSession.getActiveSession() is not None:
@@ -121,7 +121,7 @@ def spark_session(ctx: click.Context) -> Iterator[SparkSession]:
     with ExitStack() as stack:
         # Spark creates this folder when a query looks for a table; it must not appear in the user's current folder.
         warehouse = stack.enter_context(tempfile.TemporaryDirectory(prefix="segmentlog-warehouse-"))
-        with stoppable() as stopped, explained():
+        with stoppable() as stopped, explain_spark_errors():
             conf = {"spark.sql.warehouse.dir": warehouse, **settings.conf}
             started = session("segmentlog", settings.master, conf=conf)
         stack.callback(_stop, started)
@@ -167,11 +167,11 @@ def cancelling(spark: SparkSession) -> Iterator[list[int]]:
 @contextmanager
 def _cancelled_by_signals(spark: SparkSession) -> Iterator[SparkSession]:
     """Let SIGINT and SIGTERM cancel the running job, and end the command."""
-    from segmentlog.spark.spark_errors import SparkFailed, explained
+    from segmentlog.spark.spark_errors import SparkFailed, explain_spark_errors
 
     with cancelling(spark) as stopped:
         try:
-            with explained():
+            with explain_spark_errors():
                 yield spark
         except (SparkFailed, OSError):
             if stopped:

@@ -86,7 +86,7 @@ def show_rows(rows: DataFrame, *, as_json: bool, limit: int | None) -> None:
         say(f"{count:,} rows")
         return
     shown = limit or _TABLE_ROWS
-    found = pipeline.printable(rows.limit(shown + 1)).collect()
+    found = pipeline.format_for_display(rows.limit(shown + 1)).collect()
     show_table(rows.columns, [[_cell(cell) for cell in row] for row in found[:shown]])
     more = " shown; more with --limit, all with --json or --output"
     say(f"{min(len(found), shown):,} rows{more if len(found) > shown else ''}")

@@ -79,13 +79,13 @@ def import_(
     if create is None:
         check_topic(ctx, topic, to_write=True)
     with spark_session(ctx) as spark, running(checkpoint, follow, every) as run:
-        from segmentlog.spark.pipelines.topic_transfer import Place, RecordShape, import_rows
+        from segmentlog.spark.pipelines.topic_transfer import RecordShape, SparkEndpoint, import_rows
 
         report = import_rows(
             spark,
             ctx.obj,
             topic,
-            Place(format, _path(source), dict(options)),
+            SparkEndpoint(format, _path(source), dict(options)),
             RecordShape(key, value, timestamp, tombstones),
             schema=schema,
             create=create,
@@ -148,13 +148,13 @@ def export(
         raise click.UsageError("--schema, --metadata and --strict need --json-values")
     check_topic(ctx, topic)
     with spark_session(ctx) as spark, running(checkpoint, follow, every) as run:
-        from segmentlog.spark.pipelines.topic_transfer import Place, RowShape, export_records
+        from segmentlog.spark.pipelines.topic_transfer import RowShape, SparkEndpoint, export_records
 
         report = export_records(
             spark,
             ctx.obj,
             topic,
-            Place(format, _path(target), dict(options)),
+            SparkEndpoint(format, _path(target), dict(options)),
             RowShape(text, json_values, schema, metadata, strict),
             start=start,
             partition_by=partition_by,

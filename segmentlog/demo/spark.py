@@ -87,9 +87,9 @@ def _session(beside: Path) -> Iterator[SparkSession]:
     """Yield the active session of this process, or a silent one that is stopped afterwards."""
     from pyspark import SparkContext
 
-    from segmentlog.spark.spark_errors import explained
+    from segmentlog.spark.spark_errors import explain_spark_errors
 
-    with explained():
+    with explain_spark_errors():
         if SparkContext._active_spark_context is not None:
             yield session()
             return

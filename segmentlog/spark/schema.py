@@ -35,7 +35,7 @@ _COLUMNS: Final[dict[str, tuple[DataType, ...]]] = {
 }
 """Columns of the source, in order: the default type, then other types that an explicit schema may ask for."""
 
-_SINK: Final[dict[str, tuple[DataType, ...]]] = {
+_SINK_COLUMNS: Final[dict[str, tuple[DataType, ...]]] = {
     "key": (BinaryType(), StringType()),
     "value": (BinaryType(), StringType()),
     "topic": (StringType(),),
@@ -43,7 +43,7 @@ _SINK: Final[dict[str, tuple[DataType, ...]]] = {
     "headers": (HEADERS,),
     "timestamp": (TimestampType(), TimestampNTZType(), LongType()),
 }
-_SINK_IGNORES: Final = ("offset", "timestampType")
+_IGNORED_COLUMNS: Final = ("offset", "timestampType")
 """Columns of the source that a writer cannot set. The sink ignores them, so rows can be written as they are read."""
 
 
@@ -73,12 +73,12 @@ def check_write_schema(schema: StructType, *, topic_is_given: bool) -> None:
     names = schema.fieldNames()
     _check_names("the data has", schema)
     for field in schema.fields:
-        if field.name in _SINK_IGNORES:
+        if field.name in _IGNORED_COLUMNS:
             continue
-        accepted = _SINK.get(field.name)
+        accepted = _SINK_COLUMNS.get(field.name)
         if accepted is None:
             raise WrongSchema(
-                f"a record cannot hold the column {field.name!r}: a topic takes {', '.join(_SINK)};"
+                f"a record cannot hold the column {field.name!r}: a topic takes {', '.join(_SINK_COLUMNS)};"
                 " drop it, or make it part of the value, as in to_json(struct(...)) AS value"
             )
         _check_type("the data has", field, accepted)
@@ -98,19 +98,19 @@ def _check_names(who: str, schema: StructType) -> None:
 
 
 def _check_type(who: str, field: StructField, accepted: tuple[DataType, ...]) -> None:
-    if not any(_same(field.dataType, kind) for kind in accepted):
+    if not any(_is_same_type(field.dataType, kind) for kind in accepted):
         types = " or ".join(kind.simpleString() for kind in accepted)
         found = field.dataType.simpleString()
         raise WrongSchema(f"{who} column {field.name!r} as {found}; it must be {types}")
 
 
-def _same(found: DataType, wanted: DataType) -> bool:
+def _is_same_type(found: DataType, wanted: DataType) -> bool:
     """Return whether two types are equal except for nullability and collation."""
     if isinstance(found, ArrayType) and isinstance(wanted, ArrayType):
-        return _same(found.elementType, wanted.elementType)
+        return _is_same_type(found.elementType, wanted.elementType)
     if isinstance(found, StructType) and isinstance(wanted, StructType):
         return found.fieldNames() == wanted.fieldNames() and all(
-            _same(found_field.dataType, wanted_field.dataType)
+            _is_same_type(found_field.dataType, wanted_field.dataType)
             for found_field, wanted_field in zip(found.fields, wanted.fields, strict=True)
         )
     return type(found) is type(wanted)

@@ -45,7 +45,7 @@ def reason_of(error: BaseException) -> str:
 
 
 @contextmanager
-def explained() -> Iterator[None]:
+def explain_spark_errors() -> Iterator[None]:
     """Turn exceptions of Spark inside the block into `SparkFailed`, with the original as the cause."""
     try:
         from py4j.protocol import Py4JError

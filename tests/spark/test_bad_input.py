@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import segmentlog
-from segmentlog.spark.spark_errors import SparkFailed, explained, reason_of
+from segmentlog.spark.spark_errors import SparkFailed, explain_spark_errors, reason_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -210,8 +210,8 @@ def test_sparks_own_sentences(spark: SparkSession, path: str) -> None:
 
 def test_explained(spark: SparkSession, path: str) -> None:
     """Spark's exceptions become a `SparkFailed` of one sentence; others go through."""
-    with pytest.raises(SparkFailed, match=r"^topic 'nosuch': it does not exist in .*$") as told, explained():
+    with pytest.raises(SparkFailed, match=r"^topic 'nosuch': it does not exist in .*$") as told, explain_spark_errors():
         spark.read.format("segmentlog").load(path, subscribe="nosuch").collect()
     assert "\n" not in str(told.value)
-    with pytest.raises(ZeroDivisionError), explained():
+    with pytest.raises(ZeroDivisionError), explain_spark_errors():
         raise ZeroDivisionError

@@ -20,7 +20,7 @@ from segmentlog.storage.untrusted_folder import is_plain_file, open_plain
 _PART_BYTES: Final = 1 << 20
 
 
-def mounted_folder(text: str, why: str) -> str:
+def resolve_mounted_folder(text: str, why: str) -> str:
     """Return the absolute path of a folder. Raises `SegmentlogError` with the reason ``why`` for URLs like ``s3://``."""
     if text.startswith("file:"):
         text = "/" + text.removeprefix("file:").lstrip("/")
@@ -40,7 +40,7 @@ def spark_uris(paths: Iterable[str]) -> list[str]:
 
 
 @contextlib.contextmanager
-def locked(path: str, who: str) -> Iterator[None]:
+def hold_lock(path: str, who: str) -> Iterator[None]:
     """Hold the lock file ``path``. The kernel releases the lock of a process that dies.
 
     Raises `SegmentlogError` at once if another process holds the lock; ``who`` names it in the message.
@@ -59,7 +59,7 @@ def locked(path: str, who: str) -> Iterator[None]:
             return
 
 
-def data_files(folder: str) -> list[str]:
+def list_data_files(folder: str) -> list[str]:
     """Return the sorted relative paths of the data files in a folder that Spark has written."""
     found = []
     for parent, folders, names in os.walk(folder):
@@ -85,7 +85,7 @@ def sync_folders(fs: FileSystem, paths: Iterable[str]) -> None:
         fs.sync_folder(path)
 
 
-def file_checksum(path: str) -> str:
+def compute_checksum(path: str) -> str:
     """Return XXH3-128 of a file's bytes, as 32 hexadecimal digits.
 
     Raises `UntrustedPath` if it is not a regular file.

@@ -88,7 +88,7 @@ class TableRows:
             F.lit(True).alias("was"),
         )
 
-    def shaped(self, rows: DataFrame, *others: str) -> DataFrame:
+    def to_table_columns(self, rows: DataFrame, *others: str) -> DataFrame:
         """Return rows with the columns of the table, and ``others``."""
         if self._payload is None:
             value = [F.col("value")]
@@ -98,7 +98,7 @@ class TableRows:
         return rows.select(key, *value, *rest, *others)
 
 
-def winners(rows: DataFrame) -> DataFrame:
+def select_latest(rows: DataFrame) -> DataFrame:
     """Return the latest row of each key, and whether the table had a row of the key before (``was``).
 
     In a partition the row with the highest offset is the latest; among partitions, the row with the latest timestamp.
@@ -113,9 +113,9 @@ def winners(rows: DataFrame) -> DataFrame:
     return outer.select("key", "best.partition", "best.last.*", "was")
 
 
-def merged(existing: DataFrame, changes: DataFrame) -> DataFrame:
+def apply_changes(existing: DataFrame, changes: DataFrame) -> DataFrame:
     """Return the rows after the changes."""
-    return winners(existing.unionByName(changes.select(existing.columns))).where("NOT deleted")
+    return select_latest(existing.unionByName(changes.select(existing.columns))).where("NOT deleted")
 
 
 def count_changes(existing: DataFrame, changes: DataFrame) -> Changes:
@@ -125,7 +125,7 @@ def count_changes(existing: DataFrame, changes: DataFrame) -> Changes:
     both = affected.withColumn("stays", F.lit(True)).unionByName(
         changes.select(*_META).withColumn("stays", F.lit(False))
     )
-    counts = winners(both).agg(
+    counts = select_latest(both).agg(
         F.expr("count_if(NOT was AND NOT deleted)").alias("inserted"),
         F.expr("count_if(was AND NOT deleted AND NOT stays)").alias("updated"),
         F.expr("count_if(was AND deleted)").alias("deleted"),

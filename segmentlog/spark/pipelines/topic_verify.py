@@ -32,7 +32,7 @@ from segmentlog.inspection.store_inspection import inspect_store, list_topics
 from segmentlog.objects.bucket.url import is_url
 from segmentlog.objects.replica.remote_store import open_store_files
 from segmentlog.objects.tier.remote_reader import remote_segments_readable
-from segmentlog.spark.store_opener import Place, opened_for_task, place_of
+from segmentlog.spark.store_opener import StoreLocation, open_for_task, resolve_location
 from segmentlog.storage.fs import FileSystem
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def verify(spark: SparkSession, path: str, topic: str, *, on_progress: OnProgres
     Raises `StoreVersionError`, `UnknownTopic`, `StoreNotShared`, OSError.
     """
     started = time.perf_counter()
-    place = Place(place_of(path), (topic,))
+    place = StoreLocation(resolve_location(path), (topic,))
     with open_store_files(place.path, place.only_topics) as (fs, folder):
         if topic not in list_topics(fs, folder):
             raise UnknownTopic(topic)
@@ -101,7 +101,7 @@ def verify(spark: SparkSession, path: str, topic: str, *, on_progress: OnProgres
 
 def _inspect_in_tasks(
     spark: SparkSession,
-    place: Place,
+    place: StoreLocation,
     folder: str,
     topic: str,
     jobs: Sequence[SegmentJob],
@@ -124,7 +124,7 @@ def _inspect_in_tasks(
 
 
 def _inspect_share(
-    place: Place, folder: str, topic: str, done_bytes: Accumulator[int], share: Sequence[SegmentJob]
+    place: StoreLocation, folder: str, topic: str, done_bytes: Accumulator[int], share: Sequence[SegmentJob]
 ) -> list[SegmentResult] | str:
     """Inspect a share of the segments. Runs on an executor.
 
@@ -134,7 +134,7 @@ def _inspect_share(
     with contextlib.ExitStack() as stack:
         fs, here = FileSystem(), folder
         if is_url(place.path):
-            store = stack.enter_context(opened_for_task(place))
+            store = stack.enter_context(open_for_task(place))
             fs, here = store.fs, store.path
         elif not os.path.isdir(f"{folder}/{topic}"):
             return socket.gethostname()
@@ -158,11 +158,11 @@ def _progress(done_bytes: Accumulator[int], total_bytes: int, on_progress: OnPro
         return
     stopped = threading.Event()
 
-    def tell() -> None:
+    def report_progress() -> None:
         while not stopped.wait(_PROGRESS_PAUSE_S):
             on_progress(min(done_bytes.value, total_bytes), total_bytes)
 
-    thread = threading.Thread(target=tell, name="segmentlog-progress", daemon=True)
+    thread = threading.Thread(target=report_progress, name="segmentlog-progress", daemon=True)
     thread.start()
     try:
         yield
