@@ -12,8 +12,11 @@ if TYPE_CHECKING:
     from segmentlog.tables.key_statistics import GroupName, GroupOf, KeyGroup
 
 
-def grouping(separator: str | None, length: int | None) -> GroupOf:
-    """Return the function that maps a key to its group. Raises UsageError for options that exclude each other."""
+def choose_grouping(separator: str | None, length: int | None) -> GroupOf:
+    """Return the function that maps a key to its group: the prefix before ``separator``, or of ``length`` bytes.
+
+    Raises UsageError if both are given, or if the separator is empty.
+    """
     from segmentlog.tables.key_statistics import before_separator, first_bytes
 
     if separator is not None and length is not None:

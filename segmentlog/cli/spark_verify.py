@@ -6,7 +6,7 @@ import click
 
 from segmentlog.cli.option_types import complete_topic, json_option
 from segmentlog.cli.spark_command import spark_session
-from segmentlog.cli.verify_repair import check_topics, print_findings, print_verdict, progress_of_bytes, store_files
+from segmentlog.cli.verify_repair import find_topics, open_files, print_findings, print_verdict, progress_of_bytes
 
 
 @click.command()
@@ -23,8 +23,8 @@ def verify(ctx: click.Context, topic: str, as_json: bool, quiet: bool, strict: b
     """
     from segmentlog.inspection.store_inspection import size_of
 
-    with store_files(ctx, topic) as (fs, path):
-        check_topics(fs, path, topic)
+    with open_files(ctx, topic) as (fs, path):
+        find_topics(fs, path, topic)
         size_bytes = size_of(fs, path, [topic])
     with spark_session(ctx) as spark:
         from segmentlog.spark.pipelines.topic_verify import verify as verify_topic
