@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 def create_consumer(store: LogStore, selectors: tuple[Selector, ...], *, follow: bool, **settings: Any) -> Consumer:
-    """Return a consumer of everything that is named; with ``follow``, of matching topics created later, too.
+    """Return a consumer of the topics and partitions that match the selectors.
 
-    With ``follow`` the consumer also reads partitions that do not match: filter them with `Selector.fits`. Raises
-    `UnknownTopic` for a name that does not exist; with ``follow`` the consumer waits for the topic instead, and the
-    library logs a warning.
+    With ``follow``, it also reads matching topics that are created later. It may return records of partitions that do
+    not match: the caller must filter them with `Selector.fits`. Raises `UnknownTopic` for a name that does not exist;
+    with ``follow``, it waits for the topic instead, and the library logs a warning.
     """
     sources: list[str | tuple[str, int]] = []
     for selector in selectors:

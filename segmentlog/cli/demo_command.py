@@ -103,7 +103,7 @@ def _run_durability() -> None:
     show_outcomes(outcomes, "segmentlog")
     broken = [outcome for outcome in outcomes if outcome.conflicts or not outcome.agree or not outcome.told_each_loss]
     if broken:
-        raise DemoFailed(f"this does not hold: {broken[0].log}: {broken[0].verdict()}")
+        raise DemoFailed(f"the check of {broken[0].log} failed: {broken[0].verdict()}")
     click.echo("")
     click.echo("No offset was used for two records, and the consumer that had read lost records got their range.")
     click.echo(

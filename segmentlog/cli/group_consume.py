@@ -122,7 +122,10 @@ class Membership:
     # ------------------------------------------------------------ printing
 
     def print(self, part: RecordBatch) -> int:
-        """Write records to stdout; return the number of bytes."""
+        """Write records to stdout; return the number of bytes.
+
+        The first records of a command are written in small parts, each after the reader took the previous part.
+        """
         before = self._out.written_bytes
         at = 0
         if self._careful:

@@ -144,7 +144,7 @@ class _StatusLine:
     """Prints the addresses once the server listens, and on a terminal a status line with connections and requests/s.
 
     The status line stays the last line: log lines of any process overwrite it (`server.log_format`), and it is drawn
-    again below within a second. No thread draws it, because the supervisor forks.
+    again below within a second. The supervisor draws it in its own loop, because a process with threads must not fork.
     """
 
     def __init__(self, log_format: str) -> None:

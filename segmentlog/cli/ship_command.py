@@ -149,7 +149,7 @@ def restore(
       segmentlog restore s3://bucket/store ./copy --offsets offsets.txt
     """
     if at is not None and offsets is not None:
-        raise click.UsageError("--at and --offsets cannot be combined: a restore ends at one of the two")
+        raise click.UsageError("--at and --offsets exclude each other: a restore ends at a time or at given offsets")
     if at is not None and at.kind != "time":
         raise click.UsageError("--at: give a time, as in 2026-07-31T12:00, -1h or @1785456000000")
     cut_offsets = None if offsets is None else read_offsets(offsets)

@@ -51,12 +51,12 @@ def verify(ctx: click.Context, topic: str | None, as_json: bool, quiet: bool, st
     --drop-unreadable' removes it. Indexes are never fsynced, so a power cut may leave warnings although the disk is
     fine.
     """
-    from segmentlog.inspection.store_inspection import inspect_store, size_of
+    from segmentlog.inspection.store_inspection import find_segments_size, inspect_store
 
     with open_files(ctx, topic) as (fs, path):
         topics = find_topics(fs, path, topic)
         started = time.perf_counter()
-        with progress_of_bytes(size_of(fs, path, topics), "verifying") as tally:
+        with progress_of_bytes(find_segments_size(fs, path, topics), "verifying") as tally:
             counts = print_findings(inspect_store(path, topic, fs=fs, tally=tally), as_json=as_json, quiet=quiet)
     return print_verdict(counts, tally.counts(), time.perf_counter() - started, strict=strict)
 
@@ -196,13 +196,13 @@ def _repair_topics(
     fs: FileSystem, path: str, topic: str | None, *, dry_run: bool, yes: bool, drop_unreadable: bool, as_json: bool
 ) -> int:
     """Inspect, print the plan, ask for confirmation, and repair."""
-    from segmentlog.inspection.store_inspection import inspect_partitions, size_of
+    from segmentlog.inspection.store_inspection import find_segments_size, inspect_partitions
     from segmentlog.log.repair.partition_repair import plan_repair
 
     topics = find_topics(fs, path, topic)
     now_ms = time.time_ns() // 1_000_000
     planned: list[tuple[PartitionFindings, RepairReport]] = []
-    with progress_of_bytes(size_of(fs, path, topics), "scanning") as tally:
+    with progress_of_bytes(find_segments_size(fs, path, topics), "scanning") as tally:
         for name in topics:
             for found in inspect_partitions(fs, path, name, tally):
                 plan = plan_repair(found, now_ms, drop_unreadable=drop_unreadable)

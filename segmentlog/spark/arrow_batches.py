@@ -85,9 +85,7 @@ def _describe_null(array: pa.Array, field: pa.Field, batches: list[RecordBatch])
             break
         row -= len(batch)
     where = f"{batch.topic}/{batch.partition} offset {batch.offsets[row]}"
-    return (
-        f"there is a null in the column {field.name!r} at {where}, and the schema says NOT NULL; drop NOT NULL from it"
-    )
+    return f"column {field.name!r} is null at {where}, but NOT NULL in the schema; remove NOT NULL from the schema"
 
 
 _Maker = Callable[[list[RecordBatch], pa.DataType], pa.Array]

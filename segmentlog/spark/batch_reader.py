@@ -90,7 +90,7 @@ def read_task(options: ReadOptions, schema: StructType, task: InputPartition) ->
 
 
 def _read_range(store: LogStore, span: OffsetRange, options: ReadOptions) -> Iterator[RecordBatch]:
-    """Yield the records of ``[start, end)`` that still exist. Raises `DataLoss` if some are gone.
+    """Yield the records of a range that still exist. Raises `DataLoss` if some were deleted or lost.
 
     With failOnDataLoss = false, log a warning instead and yield the remaining records.
     """

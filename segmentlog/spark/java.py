@@ -143,7 +143,7 @@ def _find_bundled(rejected: list[str]) -> Java | None:
 
 
 def _probe(executable: Path) -> _Probe:
-    """Run a ``java`` command to find its version. The files in a home tell less, and differ between vendors."""
+    """Run a ``java`` command to find its version. The files in a Java home differ between vendors."""
     command = [str(executable), "-XshowSettings:properties", "-version"]
     try:
         ran = subprocess.run(
@@ -223,7 +223,7 @@ def _format_script(java: Java) -> str:
 
 
 def _write_script(path: Path, script: str) -> None:
-    """Write the script unless it exists. The replacement is atomic for processes that run it meanwhile."""
+    """Write the script atomically, unless it exists: other processes may be running it."""
     try:
         if path.read_text() == script and os.access(path, os.X_OK):
             return

@@ -73,7 +73,7 @@ class Positions(msgspec.Struct, frozen=True):
 def select_partitions(store: LogStore, options: ReadOptions, *, must_exist: bool = True) -> list[TopicPartition]:
     """Return the existing partitions that the options select, sorted.
 
-    With ``must_exist``, raise `UnknownTopic` if a topic or partition that the options name does not exist.
+    Raise `UnknownTopic` if ``must_exist`` is true, and a topic or partition that the options name does not exist.
     """
     if options.partitions is not None:
         counts = {name: len(_list_partitions(store, name, must_exist=must_exist)) for name in options.topics}
@@ -131,7 +131,7 @@ def resolve_ending_offsets(store: LogStore, partitions: list[TopicPartition], op
 def _resolve_bound(
     store: LogStore, partitions: list[TopicPartition], bound: Bound, options: ReadOptions, *, is_start: bool
 ) -> Offsets:
-    given = {tp: bound.per_partition[tp.topic][tp.partition] for tp in _check_named(bound, partitions)}
+    _check_named(bound, partitions)
     found = {}
     for tp in partitions:
         log = store.open_partition(*tp)
@@ -141,11 +141,11 @@ def _resolve_bound(
         elif bound.at == "latest":
             found[tp] = end_offset
         elif bound.at == "offsets":
-            found[tp] = _resolve_explicit(log, given[tp], end_offset, options)
+            found[tp] = _resolve_explicit(log, bound.per_partition[tp.topic][tp.partition], end_offset, options)
             if not is_start:
                 found[tp] = _limit_end(tp, found[tp], end_offset, options)
         else:
-            timestamp_ms = bound.timestamp_ms if bound.at == "timestamp" else given[tp]
+            timestamp_ms = _find_given_bound(bound, tp)
             offset = log.offset_for_timestamp(timestamp_ms)
             if offset is None and is_start and options.no_match == "error":
                 accepted = (
@@ -191,10 +191,10 @@ def _format_bound(bound: Bound) -> str:
     return str(bound.timestamp_ms) if bound.at == "timestamp" else bound.at
 
 
-def _check_named(bound: Bound, partitions: list[TopicPartition]) -> list[TopicPartition]:
-    """Return the partitions for JSON bounds, else none. Raises `InvalidConfig` if the JSON names other partitions."""
+def _check_named(bound: Bound, partitions: list[TopicPartition]) -> None:
+    """Raise `InvalidConfig` unless a bound given as JSON names exactly the partitions that are read."""
     if bound.at not in ("offsets", "timestamps"):
-        return []
+        return
     named = {TopicPartition(topic, number) for topic, numbers in bound.per_partition.items() for number in numbers}
     if missing := sorted(set(partitions) - named):
         accepted = f"an entry for each partition that is read; {_list_names(missing)} missing"
@@ -202,7 +202,6 @@ def _check_named(bound: Bound, partitions: list[TopicPartition]) -> list[TopicPa
     if unknown := sorted(named - set(partitions)):
         accepted = f"entries for the partitions that are read; {_list_names(unknown)} not among them"
         raise InvalidConfig(bound.option, json.dumps(bound.per_partition), accepted)
-    return partitions
 
 
 def _list_names(partitions: list[TopicPartition]) -> str:
@@ -252,9 +251,9 @@ def find_readable_start(log: Partition, offset: int, *, fail_on_data_loss: bool)
 
 
 def describe_lost_range(log: Partition, span: OffsetRange) -> str | None:
-    """Describe the first records of a range that were lost since the read was planned; None if none were lost.
+    """Describe the first records of a range that were lost after the read was planned; None if none were lost.
 
-    A truncation on request counts as a loss too.
+    A truncation by `Partition.truncate` counts as a loss too.
     """
     name = f"{span.topic}/{span.partition}"
     for lost in log.lost_ranges() if span.epoch is not None and log.epoch != span.epoch else ():
@@ -307,9 +306,9 @@ def split_into_tasks(
 
 
 def _find_batch_start(log: Partition, offset: int, start: int) -> int:
-    """Return the base offset of the batch that contains ``offset``; inside a hole, that of the next batch.
+    """Return the base offset of the batch that contains ``offset``, or else of the next batch.
 
-    If that batch starts at or before ``start``, return ``offset`` itself.
+    If this base offset is not after ``start``, return ``offset`` itself, so that a task is not empty.
     """
     try:
         for batch in log.read(offset, max_bytes=1):

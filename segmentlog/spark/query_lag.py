@@ -1,7 +1,7 @@
 """Measure the lag of a query behind its topics.
 
-Spark's Python sources cannot report metrics, and their only description is the name of Spark's class. The progress of a
-query does hold the end of its last micro-batch, and the ends of the topics when that micro-batch was planned.
+Spark's Python sources cannot report metrics, and Spark describes them only by the name of its class. But the progress
+of a query contains the end of its last micro-batch, and the ends of the topics when that micro-batch was planned.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ def parse_read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOp
     strategy = given.choice("startingOffsetsByTimestampStrategy", ("error", "latest"), "error")
     group = given.text("groupId")
     if group is not None and is_url(path):
-        why = "left out when reading an object store: positions are committed in the folder of a store only"
+        why = "leave it out of a read from an object store; only a store in a local folder can commit positions"
         raise InvalidConfig("groupId", group, why)
     delay_ms = given.number("maxTriggerDelay", parse_duration_ms, "a time, such as 15m")
     return ReadOptions(
@@ -165,7 +165,7 @@ def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
     app_id, version = given.text("txnAppId"), given.number("txnVersion", parse_count, "a whole number from 0 on")
     if (app_id is None) != (version is None):
         name = "txnVersion" if version is None else "txnAppId"
-        raise InvalidConfig(name, None, "given together with " + ("txnAppId" if version is None else "txnVersion"))
+        raise InvalidConfig(name, None, "set it together with " + ("txnAppId" if version is None else "txnVersion"))
     timeout_ms = given.number("transactionTimeout", parse_duration_ms, "a time, such as 15m", least=1)
     return WriteOptions(
         path=resolve_writable_folder(given.path()),
@@ -181,9 +181,9 @@ class _GivenOptions:
     """The options that the user gave, by canonical name. Every method raises `InvalidConfig`."""
 
     def __init__(self, options: Mapping[str, str], names: Iterable[str], *, others: Iterable[str]) -> None:
-        """Accept ``names``, and ignore ``others``: options of the sink in a read, of the source in a write.
+        """Accept ``names``, and ignore ``others``: a read ignores the options of the sink, and a write the source's.
 
-        A view has one set of options for both.
+        A view is used for both, and has one set of options.
         """
         known = {name.lower(): name for name in names}
         passed_over = _SPARK_OPTIONS | {name.lower() for name in others}
@@ -353,7 +353,9 @@ def _parse_bound(given: _GivenOptions, side: str, default: Literal["earliest", "
     text = given.text(offsets_option)
     word = (text or default).strip().lower()
     if word == "earliest" and side == "ending":
-        raise InvalidConfig(offsets_option, text, "latest, or JSON: a read cannot end at the earliest offset")
+        raise InvalidConfig(
+            offsets_option, text, "latest, or offsets as JSON; a read cannot end at the earliest offset"
+        )
     if word in ("earliest", "latest"):
         return Bound(offsets_option, cast(Any, word))
     numbers = given.numbers(offsets_option, "offsets (-2 the earliest, -1 the latest)")

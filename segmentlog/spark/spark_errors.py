@@ -23,7 +23,7 @@ _LOGGERS: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 
 
 class SparkFailed(SegmentlogError):
-    """A Spark job failed; the message is that of the job's cause."""
+    """A Spark job failed. The message is that of the exception that caused the failure."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why)

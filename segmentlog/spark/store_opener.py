@@ -22,7 +22,7 @@ from segmentlog.storage import fork_safety
 if TYPE_CHECKING:
     from segmentlog.store import LogStore
 
-WRITABLE_PATH: Final = "the folder of a store: a store in an object store is only read there"
+WRITABLE_PATH: Final = "give the folder of a store; a store in an object store can only be read"
 _OPEN_STORES_MAX: Final = 4
 
 
@@ -40,7 +40,7 @@ def resolve_location(path: str | os.PathLike[str]) -> str:
 
 
 def resolve_writable_folder(path: str | os.PathLike[str]) -> str:
-    """Return the absolute path of a store to write to. Raises `InvalidConfig` for an object store."""
+    """Return the absolute path of a local store, for writing. Raises `InvalidConfig` for an object store."""
     place = resolve_location(path)
     if is_url(place):
         raise InvalidConfig("path", without_secrets(place), WRITABLE_PATH)
@@ -48,7 +48,7 @@ def resolve_writable_folder(path: str | os.PathLike[str]) -> str:
 
 
 class StoreLocation(msgspec.Struct, frozen=True):
-    """A store to read from. The fields after ``path`` matter for an object store only."""
+    """A store to read from. The fields after ``path`` are used only for a store in an object store."""
 
     path: str
     """Absolute path of a folder, or URL: see `resolve_location`."""
@@ -83,7 +83,7 @@ def open_on_driver(path: str, only_topics: tuple[str, ...] = ()) -> LogStore:
 
 
 def _find_executor_folder() -> str | None:
-    """Return the executor's local folder. The executor kills its Python processes, but removes this folder."""
+    """Return the executor's local folder, which Spark removes even if it has killed the Python processes."""
     folder = os.environ.get("SPARK_LOCAL_DIRS", "").partition(",")[0]
     return folder if os.path.isdir(folder) else None
 
@@ -100,7 +100,7 @@ files that it leaves.
 
 @contextlib.contextmanager
 def open_for_task(place: StoreLocation) -> Iterator[LogStore]:
-    """Provide the store, refreshed. A store in an object store stays open for later tasks of this process."""
+    """Open and refresh the store. A store in an object store stays open for later tasks of this process."""
     if not is_url(place.path):
         with open_store(place) as store:
             yield store

@@ -64,9 +64,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._writable: LogStore | None = None
         """The store opened for committing offsets to the group; opened at the first commit."""
         self._last_commit: Positions | None = None
+        """The positions that were committed last to the group, or whose commit failed."""
         self._retry_commit_at = 0.0
-        """The positions committed last to the group, and the time to retry them; infinite after a success."""
+        """Time to retry a failed commit, in seconds of the monotonic clock; infinite after a success."""
         self._last_progress: float | None = None
+        """Time of the last micro-batch, in seconds of the monotonic clock."""
         self._reported_losses: set[str] = set()
         self._final: Positions | None = None
         """With `Trigger.AvailableNow`: the end of the query."""
@@ -98,7 +100,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return encode_positions(Positions(resolve_starting_offsets(store, partitions, self._options), ids))
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return no limit to Spark: `latestOffset` applies the limits of the options itself."""
+        """Return a read limit that is no limit, because `latestOffset` applies the limits of the options itself."""
         return ReadAllAvailable()
 
     def latestOffset(self, start: Document, limit: ReadLimit) -> Document:
@@ -161,8 +163,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _check_positions(self, starts: Positions, latest: Positions) -> Positions:
         """Return the positions that still hold for the current topics.
 
-        A topic created again under the same name loses its positions: it is read from its first record. If a log
-        became shorter (it is an older copy), its position moves to the log end.
+        A topic that was created again under the same name is read from its first record. If a log became shorter,
+        because it is an older copy, its position becomes the log end.
         Raises `DataLoss` in both cases, and for a deleted topic, if failOnDataLoss is true.
         """
         offsets, ids = dict(starts.offsets), dict(starts.topic_ids)
@@ -265,9 +267,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return reached
 
     def _move_past_lost_ranges(self, begins: Offsets, ends: Offsets, latest: Positions) -> Offsets:
-        """Move each end that a limit put inside, or at the start of, a lost range to the end of that range.
+        """Move each end that is inside or at the start of a lost range to the end of that range.
 
-        The next micro-batch would report a position inside a lost range as new data loss.
+        Otherwise the next micro-batch would start inside the lost range, and report it as new data loss.
         """
         reached = dict(ends)
         for tp, begin in begins.items():

@@ -169,7 +169,7 @@ def test_names_that_are_given_twice(tmp_path: Path) -> None:
         changed(document, "runs", 0, "files", value=[file, file]), twice, sources, short,
         changed(document, "partitions", value=[partition, partition]),
     ):  # fmt: skip
-        with pytest.raises(ArchiveDamaged, match=r"twice|once more|2 files"):
+        with pytest.raises(ArchiveDamaged, match=r"twice|already in the manifest|2 files"):
             write(tmp_path / "a", one).existing()
 
 
@@ -214,7 +214,7 @@ def test_a_file_that_is_none(tmp_path: Path, outside: Path, kind: str, monkeypat
     archived = write(folder, document)
     manifest = archived.existing()
     place(kind, folder / FILE, outside)
-    with pytest.raises(ArchiveDamaged, match=f"{FILE}: it is .*; run {RUN} has put"):
+    with pytest.raises(ArchiveDamaged, match=f"{FILE}: it is .*; run {RUN} archived"):
         archived.check_files(manifest.runs)
     with pytest.raises((UntrustedPath, FileNotFoundError)):
         open_plain(FileSystem(), str(folder / FILE))

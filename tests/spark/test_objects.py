@@ -277,17 +277,17 @@ def test_pipelines_that_only_read(spark: SparkSession, shipped: Shipped, tmp_pat
 def test_what_writes_is_refused(spark: SparkSession, shipped: Shipped, tmp_path: Path) -> None:
     """Each by one sentence, before there is any work."""
     rows = spark.createDataFrame([(b"x",)], "value binary")
-    with pytest.raises(SparkFailed, match="only read there"), explain_spark_errors():
+    with pytest.raises(SparkFailed, match="can only be read"), explain_spark_errors():
         rows.write.format("segmentlog").mode("append").options(path=shipped.url, topic="t").save()
-    with pytest.raises(InvalidConfig, match="only read there"):
+    with pytest.raises(InvalidConfig, match="can only be read"):
         ensure_topic(shipped.url, "new", 1)
     windows = Windows((parse_aggregate("count"),), "1h")
-    with pytest.raises(InvalidConfig, match="only read there"):
+    with pytest.raises(InvalidConfig, match="can only be read"):
         aggregate_to(spark, shipped.url, "t", windows, "sums", create=1, incremental=Incremental(str(tmp_path / "c")))
     with pytest.raises(ReadOnlyStore, match="archived"):
         archive(spark, shipped.url, "t", str(tmp_path / "archive"), trim=True)
     archive(spark, shipped.url, "t", str(tmp_path / "archive"))
-    with pytest.raises(InvalidConfig, match="only read there"):
+    with pytest.raises(InvalidConfig, match="can only be read"):
         restore(spark, shipped.url, str(tmp_path / "archive"), "t")
     assert not (tmp_path / "c").exists()
 

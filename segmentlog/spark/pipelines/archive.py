@@ -175,7 +175,10 @@ def _check_identity(manifest: Manifest, archived: ArchiveFolder, store: LogStore
 
 
 def _find_sealed_end(log: Partition, upto: int | None, upto_ms: int | None, *, read_only: bool) -> int:
-    """Return the end of the sealed, durable records outside open transactions, limited by the options."""
+    """Return the end of the records that a run can archive: sealed, durable, not in an open transaction.
+
+    ``upto`` and ``upto_ms`` lower it.
+    """
     end = max((segment.base_offset for segment in log.segments() if segment.active), default=log.log_start_offset)
     if upto is not None:
         end = min(end, upto)
@@ -188,7 +191,10 @@ def _find_sealed_end(log: Partition, upto: int | None, upto_ms: int | None, *, r
 def _plan_ranges(
     manifest: Manifest, partitions: Sequence[Partition], ends: dict[int, int], allow_gaps: bool
 ) -> tuple[dict[int, tuple[int, int]], dict[int, tuple[int, int]]]:
-    """Return (ranges to archive, gaps before them) by partition. Raises `AnotherHistory`, `RecordsGone`."""
+    """Return the ranges to archive, and the gaps before them, both by partition.
+
+    Raises `AnotherHistory`, `RecordsGone`.
+    """
     known = manifest.archived()
     if missing := sorted(set(known) - {log.number for log in partitions}):
         why = f"it no longer has partition {missing[0]}, and the archive has records of it"

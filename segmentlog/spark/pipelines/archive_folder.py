@@ -102,7 +102,7 @@ class ArchivedRun(msgspec.Struct, frozen=True):
 
 
 class ArchivedPartition(msgspec.Struct, frozen=True):
-    """All archived offsets of a partition: ``[start, end)`` without the gaps; ``mark`` is the last record."""
+    """All archived offsets of a partition: ``[start, end)`` except the gaps. ``mark`` is the last record."""
 
     partition: int
     start: int
@@ -140,7 +140,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 class ArchiveFolder:
-    """The folder of one archive. Writing needs the lock of `writing`."""
+    """The folder of one archive. Methods that change it must run inside `writing`, which holds a lock."""
 
     def __init__(self, folder: str, fs: FileSystem | None = None) -> None:
         self.path = resolve_mounted_folder(folder, "segmentlog moves and fsyncs files in it")
@@ -151,7 +151,7 @@ class ArchiveFolder:
     def writing(self) -> Iterator[None]:
         """Create the folder and hold its lock. Raises `SegmentlogError` if another archiver holds the lock."""
         if os.path.isdir(self.path) and not os.path.isdir(self._own_folder) and os.listdir(self.path):
-            raise SegmentlogError(f"{self.path}: the folder is not empty and holds no archive; choose another one")
+            raise SegmentlogError(f"{self.path}: it is not empty and contains no archive; choose an empty folder")
         check_folder(self._own_folder)
         os.makedirs(self._own_folder, exist_ok=True)
         sync_folders(self._fs, (self.path, os.path.dirname(self.path)))
@@ -177,10 +177,12 @@ class ArchiveFolder:
         except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
             raise ArchiveDamaged(path, f"it is not a manifest ({error}); restore it from a backup") from None
         if manifest.format != FORMAT:
-            raise SegmentlogError(f"{path}: format {manifest.format}, and this version of segmentlog reads {FORMAT}")
+            raise SegmentlogError(
+                f"{path}: it has format {manifest.format}, and this version of segmentlog reads only format {FORMAT}"
+            )
         if flaw := find_flaw(manifest):
-            why = "segmentlog did not write it, or it was changed since; the archive was not used"
-            raise ArchiveDamaged(path, f"{flaw}; {why}; restore it from a backup")
+            why = "the manifest was changed, or segmentlog did not write it. The archive was not used"
+            raise ArchiveDamaged(path, f"{flaw}; {why}. Restore the manifest from a backup")
         return manifest
 
     def existing(self) -> Manifest:
@@ -280,12 +282,16 @@ class ArchiveFolder:
                     path = path_below(self.path, file.path)
                     is_there = is_plain_file(path)
                 except UntrustedPath as error:
-                    raise ArchiveDamaged(error.path, f"{error.why}; run {run.id} has put {file.path} there") from None
+                    raise ArchiveDamaged(
+                        error.path, f"{error.why}; run {run.id} archived the file {file.path} at this path"
+                    ) from None
                 if not is_there:
                     raise ArchiveDamaged(path, f"the file is missing; run {run.id} wrote it")
                 size_bytes = os.path.getsize(path)
                 if size_bytes != file.size_bytes:
-                    raise ArchiveDamaged(path, f"the file has {size_bytes} bytes and had {file.size_bytes}")
+                    raise ArchiveDamaged(
+                        path, f"the file has {size_bytes} bytes, and had {file.size_bytes} when it was archived"
+                    )
                 if compute_checksum(path) != file.checksum:
                     raise ArchiveDamaged(path, "the file was changed since it was archived: its checksum differs")
 
@@ -294,9 +300,9 @@ class ArchiveFolder:
 
 
 def find_flaw(manifest: Manifest) -> str:
-    """Return why a manifest is not valid; empty if it is valid.
+    """Return the reason why a manifest is not valid; empty if it is valid.
 
-    File names must lead to files of the archive only. Offsets and partitions must be possible in a log.
+    Each file name must lead to a file inside the archive. Offsets and partitions must be possible in a log.
     """
     try:
         check_topic_name(manifest.topic, internal=True)
@@ -324,7 +330,7 @@ def find_flaw(manifest: Manifest) -> str:
         if twice := [file.path for file in run.files if file.path in names] or _find_repeated(
             [file.path for file in run.files]
         ):
-            return f"run {run.id!r}: it names the file {twice[0]!r} once more"
+            return f"run {run.id!r}: it names the file {twice[0]!r}, which is already in the manifest"
         names.update(file.path for file in run.files)
     if intent is not None:
         if len(intent.sources) != len(intent.run.files):

@@ -46,7 +46,7 @@ _TASK_BYTES: Final = 16 << 20
 
 
 class NotAPrefix(SegmentlogError):
-    """The topic does not hold a prefix of the archive. Nothing was appended."""
+    """The topic is not empty, and its records are not the first records of the archive. Nothing was appended."""
 
     def __init__(self, log: str, why: str) -> None:
         super().__init__(log, why)
@@ -148,8 +148,8 @@ def _open_target(
     try:
         topic = store.topic(name)
         if config:
-            why = "given for a topic that exists already; 'segmentlog alter' changes its configuration"
-            raise InvalidConfig(next(iter(config)), next(iter(config.values())), f"not {why}")
+            why = "the topic exists already; leave this setting out, and change it with 'segmentlog alter'"
+            raise InvalidConfig(next(iter(config)), next(iter(config.values())), why)
     except UnknownTopic:
         settings = TopicConfig.from_mapping({"retention.ms": -1, **(config or {})})
         _check_timestamps(settings)
@@ -198,7 +198,10 @@ def _check_prefix(
     logs: Mapping[int, Partition],
     on_step: OnStep,
 ) -> int:
-    """Return the number of records already in the topic. Raises `NotAPrefix` unless the archive starts with them."""
+    """Check that the topic is empty or holds the first records of the archive. Return the number of these records.
+
+    Raises `NotAPrefix` if it holds other records.
+    """
     ends = {}
     for entry in manifest.partitions:
         log = logs[entry.partition]
@@ -206,14 +209,16 @@ def _check_prefix(
         if end > entry.end:
             raise NotAPrefix(name, f"it ends at offset {end}, and the archive ends at {entry.end}")
         if log.log_start_offset > entry.start:
-            raise NotAPrefix(name, f"it begins at offset {log.log_start_offset}, and the archive at {entry.start}")
+            raise NotAPrefix(
+                name, f"it begins at offset {log.log_start_offset}, and the archive begins at {entry.start}"
+            )
         if log.last_stable_offset < end:
             raise NotAPrefix(name, "it has an open transaction")
         if end > log.log_start_offset:
             ends[entry.partition] = end
     others = range(manifest.partition_count, store.topic(topic).partition_count)
     if used := [number for number in others if store.open_partition(topic, number).log_end_offset]:
-        raise NotAPrefix(f"{topic}/{used[0]}", "it holds records, and the archive has no such partition")
+        raise NotAPrefix(f"{topic}/{used[0]}", "it has records, but the archive has none of this partition")
     if not ends:
         return 0
     on_step("checking existing records")
@@ -226,12 +231,15 @@ def _check_prefix(
     found = compute_digests(read_ranges(spark, store.path, topic, ranges, *READ, milliseconds=True))
     for number in ends:
         if found.get(number, NOTHING) != expected.get(number, NOTHING):
-            raise NotAPrefix(f"{topic}/{number}", "it holds other records than the archive has at these offsets")
+            raise NotAPrefix(f"{topic}/{number}", "its records differ from the archived records with the same offsets")
     return sum(digest.records for digest in found.values())
 
 
 def _verify(spark: SparkSession, manifest: Manifest, store: LogStore, topic: str) -> int:
-    """Return the number of records in the topic. Raises `RestoredWrong` unless their digests are the manifest's."""
+    """Compare the digests of the topic's partitions with the manifest. Return the number of records.
+
+    Raises `RestoredWrong` if they differ.
+    """
     ranges = {entry.partition: (entry.start, entry.end) for entry in manifest.partitions}
     found = compute_digests(read_ranges(spark, store.path, topic, ranges, *READ, milliseconds=True)) if ranges else {}
     for number in ranges:

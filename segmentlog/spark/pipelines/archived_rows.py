@@ -75,7 +75,7 @@ _DATE: Final = (
 
 
 def to_archive_columns(rows: DataFrame) -> DataFrame:
-    """Return rows as they are archived, with `COLUMNS` and ``date``.
+    """Return rows with the columns of an archive: `COLUMNS` and ``date``.
 
     ``rows`` have the columns `READ`, with the timestamp in milliseconds.
     """
@@ -102,7 +102,10 @@ _BATCH_OF_ONE_BYTES: Final = 1024
 
 
 def largest_batch_column() -> Column:
-    """Return an aggregate: the smallest `max.message.bytes` of a topic that accepts all rows; null without rows."""
+    """Return an aggregate column: the smallest `max.message.bytes` with which a topic accepts all rows.
+
+    It is null if there are no rows.
+    """
     return (F.max(F.expr(_SIZE)) + _BATCH_OF_ONE_BYTES).alias("largest_batch_bytes")
 
 
@@ -126,10 +129,10 @@ def pass_rows(batch: pa.RecordBatch, take: OnRecords) -> None:
 
 
 def simulate_restore(rows: DataFrame, config: TopicConfig) -> DataFrame:
-    """Return ``rows`` of `read_files` as they would be after restoring them into a topic with ``config``.
+    """Return what a consumer would read after ``rows`` of `read_files` were restored into a topic with ``config``.
 
-    The code that restores encodes each record in a batch, and a reader decodes the batch again. Nothing is staged or
-    appended.
+    The code that restores an archive encodes each record in a batch, and a reader decodes the batch again. Nothing is
+    staged or appended.
     """
     # `restore` creates a topic that accepts the largest record.
     config = TopicConfig.from_mapping({**config.to_mapping(), "max.message.bytes": MAX_RAW_SIZE})

@@ -156,12 +156,12 @@ def parse_json_columns(
 
 
 def narrow_schema(schema: StructType, *texts: str) -> StructType:
-    """Return the schema with only the fields that a text mentions; the job parses no others."""
+    """Return a schema with only the fields that one of the texts may mention, so that the job parses no others."""
     return StructType([field for field in schema.fields if may_mention(field.name, *texts)])
 
 
 def may_mention(name: str, *texts: str) -> bool:
-    """Return whether a text may mention a column. False positives are harmless; false negatives are not."""
+    """Return whether one of the texts may mention a column. A false positive only costs time."""
     return any(name.lower() in text.lower() for text in texts)
 
 

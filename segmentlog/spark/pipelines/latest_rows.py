@@ -2,7 +2,7 @@
 
 Keys are spread over buckets by their hash. An update reads the new records, reduces them to the latest record of each
 key, and rewrites only the buckets of those keys. A record without a value deletes its key's row. Rows and position
-change in one step, see `table_folder`.
+change in one step: see `table_folder`.
 
 The latest record of a key is the record with the highest offset. All records of a key are in one partition, unless
 partitions were added. Then the latest records of its partitions are compared by timestamp, then by offset.
@@ -209,7 +209,7 @@ def _check_identity(
     buckets: int | None,
     target: str,
 ) -> None:
-    """Raise `AnotherHistory` for a table of another topic, `SegmentlogError` for other columns or buckets."""
+    """Raise `AnotherHistory` for a table of another topic, and `SegmentlogError` for other columns or buckets."""
     if (state.topic, state.store_id) != (topic, store.store_id):
         other = "" if state.store_id == store.store_id else " of another store"
         raise AnotherHistory(target, f"it is the table of topic {state.topic!r}{other}", _REBUILD)
@@ -318,7 +318,7 @@ def _write_buckets(spark: SparkSession, rows: DataFrame, key: str, buckets: int,
 def _write_empty_file(
     spark: SparkSession, folder: TableFolder, rows: TableRows, before: TableState | None, touched: set[int]
 ) -> None:
-    """Write a file with the columns if the table would have no rows."""
+    """If the table has no rows after the update, write an empty file, which defines the columns."""
     kept = [] if before is None else [file for file in before.files if file.bucket >= 0 and file.bucket not in touched]
     if not kept and not list_data_files(folder.work_folder()):
         empty = rows.to_table_columns(rows.existing([])).coalesce(1)

@@ -115,7 +115,7 @@ def read_topic(
     streaming: bool = False,
     text: bool = False,
 ) -> DataFrame:
-    """Return these columns of a topic's records; with ``text``, key and value are text.
+    """Return these columns of a topic's records. With ``text``, key and value are strings, not binary.
 
     Only the named columns are decoded: Spark does not tell a Python source which columns a query needs.
     """
@@ -193,7 +193,7 @@ def run_incremental(spark: SparkSession, writer: DataStreamWriter, how: Incremen
 
 
 class _RowCounter(StreamingQueryListener):
-    """Counter of the rows that queries read, by run id. A query may read rows before its caller knows its run id."""
+    """Counts the rows that queries read, by run id. A query may read rows before its caller knows its run id."""
 
     def __init__(self) -> None:
         self.rows: Counter[str] = Counter()

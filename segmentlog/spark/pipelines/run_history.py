@@ -1,4 +1,4 @@
-"""Continue a topic where an earlier run ended, and check that its records are still the same."""
+"""Find the offset at which a run continues, and check that the topic is still the one that earlier runs read."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Mark(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AnotherHistory(SegmentlogError):
-    """The topic has the name of the topic that an earlier run has read, but other records."""
+    """The topic has the same name as the topic that an earlier run read, but other records."""
 
     def __init__(self, log: str, why: str, advice: str) -> None:
         super().__init__(log, why, advice)
@@ -92,7 +92,7 @@ def check_resume_offset(
     """
     name = f"{log.topic}/{log.number}"
     if position > log.log_end_offset:
-        why = f"it ends at offset {log.log_end_offset}, and was read up to {position}: the log is another one"
+        why = f"it ends at offset {log.log_end_offset}, and an earlier run read it up to {position}: it is another log"
         raise AnotherHistory(name, why, rebuild_advice)
     if mark is not None and not _has_record(log, mark):
         why = f"offset {mark.offset} holds another record than before: the topic was created again"
@@ -123,7 +123,10 @@ def find_last_mark(log: Partition, end: int) -> Mark | None:
 
 
 def _has_record(log: Partition, mark: Mark) -> bool:
-    """Return whether the log may have held this record; true if retention or compaction may have deleted it."""
+    """Return False if another record has the offset of ``mark``, so that the log is not the log of the earlier run.
+
+    Return True if the record exists, or if retention or compaction may have deleted it.
+    """
     if not log.log_start_offset <= mark.offset < log.log_end_offset:
         return True
     try:
@@ -144,7 +147,7 @@ def read_ranges(
     *columns: str,
     milliseconds: bool = False,
 ) -> DataFrame:
-    """Read the records of offset ranges ``[start, end)``, by partition, with these columns of the data source.
+    """Read these columns of the data source for the records in ``ranges``: ``{partition: (start, end)}``.
 
     With ``milliseconds`` the timestamp is a bigint of milliseconds, which can hold any timestamp; Spark's type cannot.
     """
@@ -170,6 +173,6 @@ def read_ranges(
 
 
 def number_by_partition(numbers: Mapping[int, int]) -> Column:
-    """Return a column with the number of each row's ``partition``."""
+    """Return a column that maps each row's ``partition`` to its value in ``numbers``."""
     pairs = [F.lit(number) for pair in sorted(numbers.items()) for number in pair]
     return F.create_map(*pairs)[F.col("partition")]

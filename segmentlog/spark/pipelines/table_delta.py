@@ -120,11 +120,12 @@ def _load_delta(spark: SparkSession) -> Any:
 
 
 def _read_state(spark: SparkSession, delta: Any, target: str) -> TableState:
-    """Return the state in segmentlog's newest commit. Other commits (OPTIMIZE, VACUUM) hold none."""
+    """Return the state in the newest commit of segmentlog. Commits of OPTIMIZE and VACUUM do not contain a state."""
     for row in delta.forPath(spark, target).history().select("userMetadata").toLocalIterator():
         with contextlib.suppress(msgspec.MsgspecError):
             return msgspec.json.decode(row["userMetadata"] or "", type=TableState)
-    raise SegmentlogError(f"{target}: no commit of the table holds its position; to rebuild the table: --rebuild")
+    why = "no commit of the table contains the position of an update"
+    raise SegmentlogError(f"{target}: {why}; to rebuild the table: --rebuild")
 
 
 @contextlib.contextmanager

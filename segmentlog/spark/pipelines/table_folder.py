@@ -8,7 +8,7 @@
 
 Rows and position change in one step: a rename replaces the old link by the new link. Every file has a new name in each
 version (files of untouched buckets are hard links). So a reader that lists one version, and opens its files through the
-link after an update, does not find them: it fails instead of mixing two versions.
+link after an update, does not find them. It then fails, and cannot mix two versions.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class TableFolder:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Hold the lock. Raises `SegmentlogError` if the path is not a table, or if another update is running."""
+        """Hold the lock inside the block. Raises `SegmentlogError` if the path is not a table, or is locked."""
         if os.path.lexists(self.path) and not os.path.islink(self.path):
             raise SegmentlogError(f"{self.path}: the path exists, and it is not a table; choose another path")
         check_folder(self._versions)
@@ -106,7 +106,9 @@ class TableFolder:
         except (FileNotFoundError, msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
             raise SegmentlogError(f"{path}: it cannot be read ({error}); to rebuild the table: --rebuild") from None
         if state.format != FORMAT:
-            raise SegmentlogError(f"{path}: format {state.format}, and this version of segmentlog reads {FORMAT}")
+            raise SegmentlogError(
+                f"{path}: it has format {state.format}, and this version of segmentlog reads only format {FORMAT}"
+            )
         if state.version != version or state.buckets < 1:
             why = f"it names version {state.version} and {state.buckets} buckets in the folder of version {version}"
             raise SegmentlogError(f"{path}: {why}; to rebuild the table: --rebuild")
@@ -132,7 +134,7 @@ class TableFolder:
         return f"{self._versions}/v{version:06d}"
 
     def next_version(self) -> int:
-        """Return the number after that of the newest version."""
+        """Return the number of the newest version, plus 1."""
         return max((self._current() or 0, *self._list_versions())) + 1
 
     def work_folder(self) -> str:

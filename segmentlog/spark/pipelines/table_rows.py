@@ -46,7 +46,10 @@ class TableRows:
         """Column names in the table for the record's own columns."""
 
     def latest(self, records: DataFrame | None) -> DataFrame:
-        """Return the last record of each key and partition, with the number of ``records`` and the ``first`` offset."""
+        """Return the last record of each key and partition.
+
+        Column ``records`` is the number of its records, and ``first`` is their first offset.
+        """
         if records is None:
             fields = [*(StructField(name, kind) for name, kind in _OWN.items()), _VALUE]
             records = self._spark.createDataFrame([], StructType(fields))
@@ -89,7 +92,7 @@ class TableRows:
         )
 
     def to_table_columns(self, rows: DataFrame, *others: str) -> DataFrame:
-        """Return rows with the columns of the table, and ``others``."""
+        """Return rows with the columns that the table has, followed by the columns ``others``."""
         if self._payload is None:
             value = [F.col("value")]
         else:
@@ -99,7 +102,7 @@ class TableRows:
 
 
 def select_latest(rows: DataFrame) -> DataFrame:
-    """Return the latest row of each key, and whether the table had a row of the key before (``was``).
+    """Return the latest row of each key. Its column ``was`` is true if the table had a row of the key before.
 
     In a partition the row with the highest offset is the latest; among partitions, the row with the latest timestamp.
     """
@@ -114,7 +117,7 @@ def select_latest(rows: DataFrame) -> DataFrame:
 
 
 def apply_changes(existing: DataFrame, changes: DataFrame) -> DataFrame:
-    """Return the rows after the changes."""
+    """Return the rows of a table after the changes."""
     return select_latest(existing.unionByName(changes.select(existing.columns))).where("NOT deleted")
 
 

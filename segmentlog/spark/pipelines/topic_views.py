@@ -91,7 +91,7 @@ def save(
     """
     form = form or _ENDINGS.get(to.rpartition(".")[2].lower())
     if form is None:
-        raise InvalidConfig("format", None, f"named, because {to!r} does not end with a format: parquet, csv, json ...")
+        raise InvalidConfig("format", None, f"give a format, such as parquet; {to!r} does not end with one")
     options = {"header": "true"} if form == "csv" else {}
     return run_batch(rows, lambda counted: counted.write.format(form).mode(mode).options(**options), to)
 
@@ -122,10 +122,7 @@ def _unknown_topic_reason(path: str, topics: list[str]) -> str:
 
 
 def _find_mentioned(topics: list[str], text: str) -> list[str]:
-    """Return the topics that a query may name.
-
-    A false positive is harmless: it costs reading a sample of the topic.
-    """
+    """Return the topics that a query may name. A false positive only costs reading a sample of the topic."""
     found: dict[str, str] = {}
     for flags in (re.IGNORECASE, 0):
         # Spark ignores case. If topics differ only in case, the query means the topic with its exact spelling.
