@@ -336,10 +336,10 @@ def change_entries(path: Path, **fields: Any) -> None:
     [
         ({"next_offset": 10**6}, "it has offsets from"),
         ({"next_offset": 1, "runs": (), "transaction_offset": -1}, "its last batch ends at offset"),
-        ({"epoch": 5}, "its epoch is 0, and not 5"),
+        ({"epoch": 5}, "its epoch is 0, not 5"),
         ({"runs": ()}, "its next sequence is"),
         ({"transaction_offset": 0}, "its transaction began at offset"),
-        ({"producer_id": 77}, "producer 77: there is nothing of it at offset"),
+        ({"producer_id": 77}, "producer 77: it has no batch at offset"),
     ],
 )
 def test_a_snapshot_that_contradicts_the_log(tmp_path: Path, fields: dict[str, Any], what: str) -> None:
@@ -426,7 +426,7 @@ def test_a_gap_in_the_sequence_of_a_producer(tmp_path: Path) -> None:
     append_raw(log, 6, producer_id=UNNAMED, producer_epoch=0)
     first, second = told(tmp_path)
     assert (first.severity, first.base_offset, first.end_offset) == ("damage", 7, 8)
-    assert f"producer {ONE}: its sequence goes on with 5, where 3 should follow" in first.what
+    assert f"producer {ONE}: its sequence continues with 5, but 3 should follow" in first.what
     assert (second.severity, second.base_offset) == ("warning", 8)
     append_raw(log, 6, producer_id=ONE, producer_epoch=-1)
     assert any("epoch -1 comes after epoch 0" in one.what for one in told(tmp_path))
@@ -435,10 +435,10 @@ def test_a_gap_in_the_sequence_of_a_producer(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "content", "what"),
     [
-        ([b"\0\0\1\0"], [b"\0" * 6 + (99).to_bytes(8, "little")], "begins at offset 99, behind it"),
-        ([b"\0\0\1"], [b"\0" * 14], "no end of a transaction"),
-        ([None], [b"\0" * 14], "no end of a transaction"),
-        ([b"\0\0\1\0"] * 2, [b"\0" * 14] * 2, "no end of a transaction"),
+        ([b"\0\0\1\0"], [b"\0" * 6 + (99).to_bytes(8, "little")], "begins after it, at offset 99"),
+        ([b"\0\0\1"], [b"\0" * 14], "not a transaction marker"),
+        ([None], [b"\0" * 14], "not a transaction marker"),
+        ([b"\0\0\1\0"] * 2, [b"\0" * 14] * 2, "not a transaction marker"),
     ],
 )
 def test_a_control_batch_that_says_nothing(tmp_path: Path, keys: Any, content: Any, what: str) -> None:
