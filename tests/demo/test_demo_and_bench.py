@@ -29,10 +29,10 @@ def test_the_demonstration_holds(tmp_path: Path) -> None:
     demo.run(tmp_path / "store", said.append, limit=5_000)
     text = "\n".join(said)
     assert "5,000 flights" in text
-    assert "the same, to the byte" in text
+    assert "equal to the byte" in text
     assert "each once, in order" in text
     assert "store.table('planes-last-1')[b'N14228']" in text
-    assert "all 5,000 records that the client was told of are in the log" in text
+    assert "all 5,000 acknowledged records are in the log" in text
     assert "all 5,000 records, each once, shipped" in text
     assert said[-1].startswith("Everything held")
 

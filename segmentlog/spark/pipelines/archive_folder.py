@@ -181,8 +181,8 @@ class ArchiveFolder:
                 f"{path}: it has format {manifest.format}, and this version of segmentlog reads only format {FORMAT}"
             )
         if flaw := find_flaw(manifest):
-            why = "the manifest was changed, or segmentlog did not write it. The archive was not used"
-            raise ArchiveDamaged(path, f"{flaw}; {why}. Restore the manifest from a backup")
+            why = "the manifest was changed, or segmentlog did not write it; the archive was not used"
+            raise ArchiveDamaged(path, f"{flaw}; {why}; restore it from a backup")
         return manifest
 
     def existing(self) -> Manifest:
