@@ -354,7 +354,7 @@ def test_options_that_make_no_sense(shell: Shell) -> None:
     broken = shell.folder / "broken"
     broken.write_text("words 0\n")
     for arguments, words in (
-        (("--at", "-1h", "--offsets", "-"), "cannot be combined"),
+        (("--at", "-1h", "--offsets", "-"), "exclude each other"),
         (("--at", "17"), "--at: give a time"),
         (("--at", "yesterday"), "is not an offset or a time"),
         (("--offsets", "nowhere"), "No such file"),
@@ -394,7 +394,7 @@ def test_a_url_in_place_of_a_folder(shell: Shell) -> None:
         assert (told, "no damage" in said, "3 records" in said) == ("", True, True)
     assert "it does not exist" in run("verify", "nothing", status=1)[1]
     for args in (("serve",), ("users", "list"), ("users", "add", "me"), ("bench",), ("repair", "-n")):
-        assert "a store in an object store is read-only" in run(*args, status=2)[1]
+        assert "can only be read" in run(*args, status=2)[1]
     for args in (("produce", "words"), ("create", "new"), ("delete", "words", "--yes"), ("retain", "words")):
         said = run(*args, status=1)[1]
         assert f"{shell.url}: cannot" in said
