@@ -179,7 +179,7 @@ def test_what_lies_there_is_listed_checked_and_tidied(shell: Shell) -> None:
     assert "the object is 1 bytes shorter than expected" in error
     object_.unlink()
     (problem,) = shell.json("objects", "verify", shell.url, status=3)
-    assert "gone" in str(problem["problem"])
+    assert "missing" in str(problem["problem"])
     assert object_.name in shell.run("restore", shell.url, str(shell.folder / "copy"), status=1)[1]
 
 
@@ -394,7 +394,7 @@ def test_a_url_in_place_of_a_folder(shell: Shell) -> None:
         assert (told, "no damage" in said, "3 records" in said) == ("", True, True)
     assert "it does not exist" in run("verify", "nothing", status=1)[1]
     for args in (("serve",), ("users", "list"), ("users", "add", "me"), ("bench",), ("repair", "-n")):
-        assert "can only be read" in run(*args, status=2)[1]
+        assert "a store in an object store is read-only" in run(*args, status=2)[1]
     for args in (("produce", "words"), ("create", "new"), ("delete", "words", "--yes"), ("retain", "words")):
         said = run(*args, status=1)[1]
         assert f"{shell.url}: cannot" in said
