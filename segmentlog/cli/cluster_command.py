@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from segmentlog.cli.common import EXIT_DONE, EXIT_FAILED, Progress, loading, say
+from segmentlog.cli.common import EXIT_DONE, EXIT_FAILED, Progress, exit_at_once_on_signals, say
 from segmentlog.cli.option_types import json_option
 from segmentlog.cli.table_output import show_json, show_table
 
@@ -27,7 +27,7 @@ def check(url: str, as_json: bool) -> int:
     \b
       segmentlog cluster check s3://bucket/orders
     """
-    with loading():
+    with exit_at_once_on_signals():
         from segmentlog.objects.bucket.url import check_scheme, open_bucket
         from segmentlog.objects.coordination.swap_race import RACERS, ROUNDS, race_swaps
 
