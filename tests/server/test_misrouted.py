@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from server.clients.driver import until
+from server.clients.driver import JAVA_START_S, until
 from server.clients.fetching import Missing
 from server.clients.java_driver import java_command
 from server.clients.served import Served
@@ -185,7 +185,7 @@ def test_a_client_of_java_at_another_store(tmp_path: Path) -> None:
             address = server.bootstrap_servers
             server.store.create_topic("t").partition(0).append([b"a", b"b"], ack="durable")
             reader = start(java_command("Follow", address, "t", "earliest"))
-            until(lambda: reader.told == ["0 a", "1 b"], "it does not read")
+            until(lambda: reader.told == ["0 a", "1 b"], "it does not read", JAVA_START_S)
         with segmentlog.open(tmp_path / "other") as other:
             other.create_topic("t").partition(0).append([b"x"], ack="durable")
         with segmentlog.serve(tmp_path / "other", port=port_of(address)) as server:

@@ -12,6 +12,8 @@ Header = tuple[str, bytes | None]
 
 WAIT_S = 30.0
 """For whatever has to come; nothing comes as late as that on a machine that works."""
+JAVA_START_S = 150.0
+"""Time for a Java program to start and to do its first work. At a load of 24 on two cores that took up to 34 s."""
 SESSION_TIMEOUT_MS = 1000
 """After which a member that died is missed."""
 HEARTBEAT_MS = 200
@@ -124,9 +126,9 @@ def sorted_records(records: Sequence[Any]) -> list[Any]:
     return sorted(records, key=lambda record: (record.partition, record.offset))
 
 
-def until(what: Callable[[], object], why: str = "it did not come to it in time") -> None:
-    """Ask again and again until the answer is true."""
-    ends_s = time.monotonic() + WAIT_S
+def until(what: Callable[[], object], why: str = "it did not come to it in time", wait_s: float = WAIT_S) -> None:
+    """Ask again and again until the answer is true. Fail after ``wait_s``."""
+    ends_s = time.monotonic() + wait_s
     while not what():
         assert time.monotonic() < ends_s, why
         time.sleep(0.01)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from crashfs_mount import disk as disk
 from server.clients.connect_worker import ConnectWorker
-from server.clients.driver import Driver, text_of, until
+from server.clients.driver import JAVA_START_S, Driver, text_of, until
 from server.clients.fetching import Missing
 from server.clients.java_driver import java_command
 from server.clients.mortal import MortalServer
@@ -121,7 +121,7 @@ def test_who_reads_by_himself_is_told(server: MortalServer, start: Start, reset:
     write(server, "t", numbers(5, 10))
     reader = start(java_command("Follow", server.address, "t", reset))
     before = [f"{number} v{number}" for number in range(10)]
-    until(lambda: reader.told == before, "it does not read")
+    until(lambda: reader.told == before, "it does not read", JAVA_START_S)
     base_offset, end = lose(server, "t", 5)
     told = [f"truncated 10 {base_offset}"] if reset == "none" else []
     if appended == "late":  # batches without records lead it to the end of what was lost, and it waits there
@@ -143,7 +143,7 @@ def test_streams_restores_its_state(server: MortalServer, start: Start, tmp_path
     app = start(command)
     write(server, "words", ["a"] * 5)
     between = "app-counts-repartition/0"  # its changes are written before it commits
-    until(lambda: "a 5" in app.told and server.committed("app").get(between) == 5, "it does not count")
+    until(lambda: "a 5" in app.told and server.committed("app").get(between) == 5, "it does not count", JAVA_START_S)
     server.flush()
     write(server, "words", ["a"] * 5)
     until(lambda: "a 10" in app.told and server.committed("app").get(between) == 10, "it does not count on")
@@ -322,6 +322,7 @@ def test_transactions_of_java_go_on(server: MortalServer, start: Start) -> None:
     def count() -> int:
         return sum(line.startswith("committed") for line in client.told)
 
+    until(lambda: count() >= 3, "it does not begin", JAVA_START_S)
     for boot in range(4):
         if boot:
             server.lose_power()
