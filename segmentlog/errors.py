@@ -427,7 +427,8 @@ class PartitionFailed(SegmentlogError):
 class OffsetGrantExhausted(SegmentlogError):
     """A shipped partition has assigned all offsets that the object store granted.
 
-    Cause: the store was not shipped for too long: the object store cannot be reached, or no process ships.
+    Cause: the store was not shipped for too long: the object store cannot be reached, or no process ships. After a
+    takeover the first append to a partition may wait for an upload.
 
     Data: nothing of the call was appended. Reading works.
 

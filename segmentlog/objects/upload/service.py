@@ -249,7 +249,10 @@ class _ShippingRun:
         self._interval_s = interval_ms / 1000
         self._max_bytes = max_bytes
         bucket = open_bucket(url, bytes_per_s)
-        self.shipper = Shipper(topics, bucket, topic_patterns=topic_patterns, interval_ms=interval_ms)
+        self.shipper = Shipper(
+            topics, bucket, topic_patterns=topic_patterns, interval_ms=interval_ms,
+            grants_on_request=is_background and threads,
+        )  # fmt: skip
         self._log = self._new_log() if is_background else None
         self._watch: Watch | None = None
         self._worker = BackgroundThread("ship", self.run_cycle) if threads else None

@@ -92,8 +92,14 @@ class Shipper:
         interval_ms: int = SHIP_INTERVAL_MS,
         grace_ms: int = GRACE_MS,
         parallel: int = upload_pool.PARALLEL,
+        grants_on_request: bool = False,
     ) -> None:
         self._topics = topics
+        self._grants_on_request = grants_on_request
+        """Whether a partition without appends since a takeover gets offsets only when an append requests them.
+
+        For a shipper that keeps running cycles. After one that ships once, no process would answer the request.
+        """
         self._fs = topics.fs
         self._clock = topics.clock
         self._patterns = as_patterns("topics", topic_patterns)
@@ -113,7 +119,7 @@ class Shipper:
         self._owner: Owner | None = None
         self._publisher = ManifestPublisher(topics, bucket)
         orphans = self._orphans = Orphans()
-        self._states = UploadStates(topics, orphans)
+        self._states = UploadStates(topics, orphans, grants_on_request=self._grants_on_request)
         self._planner = UploadPlanner(topics, bucket.url, self._states)
         self._segments = SegmentUploader(topics.fs, topics.path, bucket, parallel, self._states, orphans)
         self._tails = TailUploader(bucket, parallel, orphans)
