@@ -7,8 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 PATIENCE_S = 180.0
-"""Longest wait, in seconds: only a fault takes that long. On a machine with much other work, a Java client takes 34 s to
-read its first records."""
+"""Longest wait, in seconds: only a fault takes that long. On a busy machine, Java takes 34 s to read a first record."""
 
 _Value = TypeVar("_Value")
 
