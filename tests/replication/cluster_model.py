@@ -1,4 +1,4 @@
-"""A model of a replicated store with one partition. Each decision is a call of `segmentlog.policy.replication`.
+"""A model of a replicated store with one partition. Each decision is a call of `segmentlog.policy`.
 
 A `Cluster` is a state: the document, the machines, the messages that are under way, and what clients have seen. It is
 immutable. `successors(kind, cluster, setting)` yields each step of one kind as (key, next state). A step is one atomic
@@ -14,21 +14,10 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
+from segmentlog.policy import replica_fetch
 from segmentlog.policy import replication as policy
-from segmentlog.policy.replication import (
-    Confirmation,
-    DiskEvidence,
-    EpochEnd,
-    HighWatermark,
-    JoinProgress,
-    LogHistory,
-    Membership,
-    Proposal,
-    ReplicaFetch,
-    ReplicaId,
-    Role,
-    TermStart,
-)
+from segmentlog.policy.replica_fetch import Confirmation, EpochEnd, HighWatermark, LogHistory, ReplicaFetch, ReplicaId
+from segmentlog.policy.replication import DiskEvidence, JoinProgress, LeaderAndIsr, Proposal, Role, TermStart
 from segmentlog.records import EpochStart, LostRange
 
 NAMES: Final = ("a", "b", "c")
@@ -85,7 +74,7 @@ class Machine(NamedTuple):
     ceiling: int
     known: HighWatermark
     is_up: bool = True
-    membership: Membership | None = None
+    membership: LeaderAndIsr | None = None
     is_leading: bool = False
     candidate_term: int = 0
     proposals: tuple[Proposal, ...] = ()
@@ -114,14 +103,14 @@ class Used(NamedTuple):
 
 
 Message = tuple[Any, ...]
-"""("request", leader, ReplicaFetch), ("swap", proposer, Membership), ("read", reader, Membership), or
+"""("request", leader, ReplicaFetch), ("swap", proposer, LeaderAndIsr), ("read", reader, LeaderAndIsr), or
 ("answer", follower, ReplicaFetch, EpochEnd or None, entries, ceiling, HighWatermark)"""
 
 
 class Cluster(NamedTuple):
     """A state of the model."""
 
-    document: Membership
+    document: LeaderAndIsr
     machines: tuple[Machine, ...]
     messages: tuple[Message, ...]
     assigned: tuple[tuple[int, int], ...] = ()
@@ -158,7 +147,7 @@ def history(log: tuple[Entry, ...]) -> LogHistory:
 def first_state(setting: Setting) -> Cluster:
     """Return a cluster in term 1: machine a leads, and every member of the ISR has noted the first ceiling."""
     isr = frozenset(replica_id(index, 0) for index in range(setting.isr))
-    document = Membership(1, 1, NAMES[0], isr, setting.min_isr)
+    document = LeaderAndIsr(1, 1, NAMES[0], isr, setting.min_isr)
     ceiling = setting.step
     machine = Machine(0, 1, (), 0, ceiling, HighWatermark(1, 0), membership=document)
     leader = machine._replace(
@@ -256,7 +245,7 @@ def _durable_offset(machine: Machine) -> int:
 
 
 def _own_confirmation(machine: Machine, setting: Setting) -> Confirmation:
-    confirmed = policy.confirmed_offset(
+    confirmed = replica_fetch.confirmed_offset(
         machine.log_end_offset, _durable_offset(machine), confirms_unsynced=setting.confirms_unsynced
     )
     return Confirmation(machine.term, confirmed, machine.ceiling)
@@ -404,7 +393,7 @@ def _read(cluster: Cluster, setting: Setting) -> Iterator[Step]:
             yield (index, cluster.document.version), after
 
 
-def _learn(cluster: Cluster, index: int, read: Membership, setting: Setting) -> Cluster:
+def _learn(cluster: Cluster, index: int, read: LeaderAndIsr, setting: Setting) -> Cluster:
     """Return the state after a machine has read this version of the document."""
     machine = cluster.machines[index]
     membership = policy.newest_membership(machine.membership, read)
@@ -472,7 +461,7 @@ def _take_fetch(cluster: Cluster, index: int, fetch: ReplicaFetch) -> Cluster:
     if not machine.is_up or not machine.is_leading:
         return cluster
     confirmations = dict(machine.confirmations)
-    verdict = policy.review_fetch(machine.term, history(machine.log), fetch, confirmations.get(fetch.replica))
+    verdict = replica_fetch.review_fetch(machine.term, history(machine.log), fetch, confirmations.get(fetch.replica))
     if verdict.newer_term is not None:
         return _with(
             cluster, index, term=verdict.newer_term, is_leading=False, proposals=(), confirmations=(), start=None
@@ -499,12 +488,12 @@ def _take_answer(
         return cluster
     replica, shape = replica_id(index, machine.incarnation), history(machine.log)
     forced_term = machine.membership.forced_term if machine.membership else 0
-    verdict = policy.review_answer(replica, machine.term, shape, machine.known, forced_term, fetch, divergence)
+    verdict = replica_fetch.review_answer(replica, machine.term, shape, machine.known, forced_term, fetch, divergence)
     if verdict.appends:
         if entries and entries[0].base != machine.log_end_offset:
             return cluster  # the library's append at a given offset refuses it
         log = (*machine.log, *entries)
-        known = policy.learn_high_watermark(machine.known, reported, log[-1].end if log else 0)
+        known = replica_fetch.learn_high_watermark(machine.known, reported, log[-1].end if log else 0)
         after = _with(cluster, index, log=log, ceiling=max(machine.ceiling, ceiling), known=known)
         return _answer_waiting(after, index)
     if verdict.truncate_to is None:
@@ -522,7 +511,7 @@ def _truncated(log: tuple[Entry, ...], offset: int) -> tuple[Entry, ...]:
 
 
 def _limited(machine: Machine, log: tuple[Entry, ...]) -> HighWatermark:
-    return policy.limit_high_watermark(machine.known, log[-1].end if log else 0)
+    return replica_fetch.limit_high_watermark(machine.known, log[-1].end if log else 0)
 
 
 def _deliver(cluster: Cluster, setting: Setting) -> Iterator[Step]:

@@ -1,45 +1,50 @@
-"""Deliberate mistakes: each replaces functions of `segmentlog.policy.replication`, and the model must find it."""
+"""Deliberate mistakes: each replaces a function of `segmentlog.policy`, and the model must find it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
+from unittest import mock
 
 from msgspec.structs import replace
 from replication.cluster_model import Setting
 from replication.explorer import NEWEST, NONE, TAKEOVER, Focus
 
+from segmentlog.policy import replica_fetch
 from segmentlog.policy import replication as policy
-from segmentlog.policy.replication import (
-    Advance,
+from segmentlog.policy.replica_fetch import (
     AnswerVerdict,
     Confirmation,
     FetchVerdict,
-    JoinProgress,
     LogHistory,
-    Membership,
+    ReplicaFetch,
+    ReplicaId,
+)
+from segmentlog.policy.replication import (
+    Advance,
+    JoinProgress,
+    LeaderAndIsr,
     Proposal,
     Refused,
-    ReplicaId,
     Role,
     RoleVerdict,
     TermStart,
 )
 
-real = {name: getattr(policy, name) for name in dir(policy)}
+real = {name: getattr(module, name) for module in (policy, replica_fetch) for name in dir(module)}
 
 
-def shrinks_early(membership: Membership, proposals: Iterable[Proposal]) -> frozenset[ReplicaId]:
+def shrinks_early(membership: LeaderAndIsr, proposals: Iterable[Proposal]) -> frozenset[ReplicaId]:
     """R4: a proposal to shrink counts before its swap has succeeded."""
     return membership.isr.intersection(*(proposal.membership.isr for proposal in proposals))
 
 
-def joins_late(membership: Membership, proposals: Iterable[Proposal]) -> frozenset[ReplicaId]:
+def joins_late(membership: LeaderAndIsr, proposals: Iterable[Proposal]) -> frozenset[ReplicaId]:
     """R5: a follower counts once the document has it, and not before."""
     return membership.isr
 
 
-def forgets_late_swaps(membership: Membership, proposals: Iterable[Proposal]) -> tuple[Proposal, ...]:
+def forgets_late_swaps(membership: LeaderAndIsr, proposals: Iterable[Proposal]) -> tuple[Proposal, ...]:
     """R2: a proposal that the document does not show yet is taken for failed."""
     return ()
 
@@ -49,13 +54,13 @@ def confirms_unsynced(log_end_offset: int, durable_offset: int, *, confirms_unsy
     return log_end_offset
 
 
-def continues_at_log_end(membership: Membership, history: LogHistory, offset_ceiling: int, step: int) -> TermStart:
+def continues_at_log_end(membership: LeaderAndIsr, history: LogHistory, offset_ceiling: int, step: int) -> TermStart:
     """R6: a new leader ignores its ceiling."""
     end = history.log_end_offset
     return TermStart(membership.term, end, end, max(offset_ceiling, end + step))
 
 
-def forces_without_gap(membership: Membership, *arguments: Any) -> TermStart:
+def forces_without_gap(membership: LeaderAndIsr, *arguments: Any) -> TermStart:
     """R11: a forced leader trusts the ceiling that it has noted."""
     start: TermStart = real["begin_term"](replace(membership, forced_term=0), *arguments)
     return start
@@ -66,7 +71,7 @@ def ignores_ceilings(term: int, members: Iterable[ReplicaId], confirmations: Map
     return max(confirmation.offset_ceiling for confirmation in confirmations.values())
 
 
-def shrinks_below_min(membership: Membership, removed: Any) -> Proposal | Refused:
+def shrinks_below_min(membership: LeaderAndIsr, removed: Any) -> Proposal | Refused:
     """R4: the ISR may become smaller than ``min_isr``."""
     proposal: Proposal | Refused = real["propose_shrink"](replace(membership, min_isr=0), removed)
     if isinstance(proposal, Proposal):
@@ -75,7 +80,7 @@ def shrinks_below_min(membership: Membership, removed: Any) -> Proposal | Refuse
 
 
 def ignores_incarnations(
-    offset: int, membership: Membership, members: Iterable[ReplicaId], confirmations: Mapping[ReplicaId, Confirmation]
+    offset: int, membership: LeaderAndIsr, members: Iterable[ReplicaId], confirmations: Mapping[ReplicaId, Confirmation]
 ) -> Advance:
     """R2: a confirmation counts for the machine, whatever its incarnation."""
     newest = sorted(confirmations.items(), key=lambda item: item[1].confirmed_offset)
@@ -91,7 +96,7 @@ def keeps_incarnation(found: policy.DiskEvidence) -> str | None:
 
 
 def joins_before_term_start(
-    membership: Membership, follower: ReplicaId, partitions: Iterable[JoinProgress]
+    membership: LeaderAndIsr, follower: ReplicaId, partitions: Iterable[JoinProgress]
 ) -> Proposal | Refused:
     """R5: a follower joins at the high watermark, which a new leader does not know yet."""
     earlier = [progress._replace(term_start_offset=0) for progress in partitions]
@@ -100,7 +105,7 @@ def joins_before_term_start(
 
 
 def joins_without_ceiling(
-    membership: Membership, follower: ReplicaId, partitions: Iterable[JoinProgress]
+    membership: LeaderAndIsr, follower: ReplicaId, partitions: Iterable[JoinProgress]
 ) -> Proposal | Refused:
     """R5: a follower joins before it has noted the ceiling."""
     unlimited = [progress._replace(append_limit=0) for progress in partitions]
@@ -108,9 +113,7 @@ def joins_without_ceiling(
     return proposal
 
 
-def counts_diverging(
-    term: int, history: LogHistory, fetch: policy.ReplicaFetch, known: Confirmation | None
-) -> FetchVerdict:
+def counts_diverging(term: int, history: LogHistory, fetch: ReplicaFetch, known: Confirmation | None) -> FetchVerdict:
     """R2: a fetch from a log that differs confirms what that log has."""
     verdict: FetchVerdict = real["review_fetch"](term, history, fetch, known)
     if verdict.divergence is None:
@@ -118,7 +121,7 @@ def counts_diverging(
     return verdict._replace(confirmation=Confirmation(term, fetch.confirmed_offset, fetch.offset_ceiling))
 
 
-def truncates_late(replica: ReplicaId, term: int, history: LogHistory, fetch: policy.ReplicaFetch) -> bool:
+def truncates_late(replica: ReplicaId, term: int, history: LogHistory, fetch: ReplicaFetch) -> bool:
     """R10: an answer of the term truncates a log that has changed since the question."""
     return (replica, term) == (fetch.replica, fetch.term)
 
@@ -132,7 +135,7 @@ def truncates_to_high_watermark(
 
 
 def leads_again(
-    replica: ReplicaId, term: int, membership: Membership, *, is_leading: bool, candidate_term: int
+    replica: ReplicaId, term: int, membership: LeaderAndIsr, *, is_leading: bool, candidate_term: int
 ) -> RoleVerdict:
     """R7: a leader that was restarted continues its term, where its log ends."""
     verdict: RoleVerdict = real["decide_role"](
@@ -141,12 +144,12 @@ def leads_again(
     return verdict._replace(role=Role.SUCCEED) if verdict.role is Role.STAND else verdict
 
 
-def reads_old_document(known: Membership | None, read: Membership) -> Membership:
+def reads_old_document(known: LeaderAndIsr | None, read: LeaderAndIsr) -> LeaderAndIsr:
     """R2: a late read of the document replaces a newer one."""
     return read
 
 
-def leads_outside_isr(membership: Membership, replica: ReplicaId, **options: bool) -> Proposal | Refused:
+def leads_outside_isr(membership: LeaderAndIsr, replica: ReplicaId, **options: bool) -> Proposal | Refused:
     """R6: a machine outside the ISR takes over."""
     wider = replace(membership, isr=membership.isr | {replica})
     proposal: Proposal | Refused = real["propose_takeover"](wider, replica, **options)
@@ -163,10 +166,8 @@ def shows_at_once(offset: int, start: TermStart) -> bool:
     return True
 
 
-Mistake = dict[str, Callable[..., Any]]
-
-MISTAKES: Final[dict[str, Mistake]] = {
-    function.__name__: {name: function}
+MISTAKES: Final[dict[str, tuple[str, Callable[..., Any]]]] = {
+    function.__name__: (name, function)
     for name, function in (
         ("maximal_isr", shrinks_early),
         ("maximal_isr", joins_late),
@@ -190,10 +191,20 @@ MISTAKES: Final[dict[str, Mistake]] = {
         ("can_show_high_watermark", shows_at_once),
     )
 }
-"""Each mistake, and the functions that it replaces in `segmentlog.policy.replication`."""
+"""Each mistake, with the name of the function that it replaces."""
+
+
+def made(name: str) -> Any:
+    """Return a context manager in which a mistake replaces its function."""
+    replaced, function = MISTAKES[name]
+    return mock.patch.object(replica_fetch if hasattr(replica_fetch, replaced) else policy, replaced, function)
+
 
 FOCUS: Final[dict[str, Focus]] = {
-    "forces_without_gap": Focus(Setting(forced=1), {"force": 0.1, "append": 2, "fetch": 0.3}),
+    "forces_without_gap": Focus(
+        Setting(machines=2, min_isr=1, isr=1, forced=1),
+        {"force": 0.1, "raise the ceiling": 2, "append": 2, "fetch": 0.3},
+    ),
     "ignores_incarnations": Focus(
         Setting(confirms_unsynced=True, cuts=1),
         {"sync": 0, "append": 0.3, "join": 5, "deliver": 3},

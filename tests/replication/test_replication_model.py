@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import os
 import re
-from unittest import mock
 
 import pytest
 from replication.cluster_model import Setting
 from replication.explorer import Violation, explore, run_many
-from replication.mistakes import FOCUS, MISTAKES
+from replication.mistakes import FOCUS, MISTAKES, made
 from seeds import seeds, share
-
-from segmentlog.policy import replication as policy
 
 RUNS = int(os.environ.get("SEGMENTLOG_REPLICATION_RUNS", "6000"))
 MISTAKE_RUNS = 5000
@@ -73,7 +70,7 @@ def test_random_runs_are_right(seed: int) -> None:
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_is_found(name: str) -> None:
     """Runs find each deliberate mistake. The seed is fixed, so that chance does not fail the test."""
-    with mock.patch.multiple(policy, **MISTAKES[name]), pytest.raises(Violation) as caught:
+    with made(name), pytest.raises(Violation) as caught:
         run_many(1, MISTAKE_RUNS, FOCUS.get(name))
     reason, found, *_ = str(caught.value).splitlines()
     print(f"{name}: {reason}; {found}, {len(caught.value.trace)} in the trace")
@@ -81,10 +78,10 @@ def test_a_mistake_is_found(name: str) -> None:
 
 def test_a_violation_has_a_short_trace() -> None:
     """The report names the invariant, the run, the setting and each step; the exhaustive search finds the shortest."""
-    with mock.patch.multiple(policy, **MISTAKES["confirms_unsynced"]), pytest.raises(Violation) as caught:
+    with made("confirms_unsynced"), pytest.raises(Violation) as caught:
         explore(TWO._replace(terms=1, cuts=0, kills=0))
     assert re.search(r"^I3: . is in the ISR and lacks acknowledged records \{0\} on disk$", str(caught.value), re.M)
     assert "   1 a: append" in str(caught.value)
-    with mock.patch.multiple(policy, **MISTAKES["confirms_unsynced"]), pytest.raises(Violation) as random_run:
+    with made("confirms_unsynced"), pytest.raises(Violation) as random_run:
         run_many(1, 1000)
     assert len(caught.value.trace) <= len(random_run.value.trace) < 60
