@@ -172,6 +172,7 @@ def learn_high_watermark(known: HighWatermark, reported: HighWatermark, log_end_
 def limit_high_watermark(known: HighWatermark, log_end_offset: int) -> HighWatermark:
     """Return the high watermark that a machine knows after a truncation or a crash.
 
+    A new leader calls it with its confirmed offset: a forced leader may know more than it has synced.
     It keeps its term, even if a later forced term caused the truncation: the rest of the log may differ as well.
     """
     return HighWatermark(known.term, min(known.offset, log_end_offset))

@@ -410,6 +410,8 @@ def _learn(cluster: Cluster, index: int, read: LeaderAndIsr, setting: Setting) -
         start = policy.begin_term(membership, history(machine.log), machine.ceiling, setting.step)
         lost = Entry(start.log_end_offset, start.next_offset, start.term, LOST)
         changes |= {"is_leading": True, "start": start, "ceiling": start.offset_ceiling}
+        confirmed = _own_confirmation(machine, setting).confirmed_offset
+        changes["known"] = replica_fetch.limit_high_watermark(machine.known, confirmed)
         changes["log"] = (*machine.log, lost) if lost.base < lost.end else machine.log
         return _show(_with(cluster, index, **changes), index)
     return _with(cluster, index, **changes)

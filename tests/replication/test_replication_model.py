@@ -10,7 +10,7 @@ import os
 import re
 
 import pytest
-from replication.cluster_model import Setting
+from replication.cluster_model import STEPS, Setting, check, first_state
 from replication.explorer import Violation, explore, run_many
 from replication.mistakes import FOCUS, MISTAKES, made
 from seeds import seeds, share
@@ -74,6 +74,22 @@ def test_a_mistake_is_found(name: str) -> None:
         run_many(1, MISTAKE_RUNS, FOCUS.get(name))
     reason, found, *_ = str(caught.value).splitlines()
     print(f"{name}: {reason}; {found}, {len(caught.value.trace)} in the trace")
+
+
+def test_a_forced_leader_shows_only_what_it_has_synced() -> None:
+    """It may know a higher high watermark from before, which a power cut would take back. A random run found this."""
+    setting = Setting(machines=2, min_isr=1, isr=1, forced=1)
+    cluster = first_state(setting)
+    for kind, prefix in (
+        *(("append", (0,)), ("append", (0,)), ("sync", (0,)), ("fetch", (1,)), ("advance the high watermark", (0,))),
+        *(("deliver", ("request", 0)), ("deliver", ("answer", 1)), ("force", (1,)), ("deliver", ("swap", 1))),
+        *(("read the document", (1,)), ("cut the power", (1, 1)), ("start", (1,)), ("read the document", (1,))),
+        *(("stand", (1,)), ("deliver", ("swap", 1)), ("read the document", (1,))),
+    ):
+        cluster = next(after for key, after in STEPS[kind](cluster, setting) if key[: len(prefix)] == prefix)
+        check(cluster, setting)
+    assert cluster.machines[1].is_leading
+    assert cluster.machines[1].log_end_offset > 1
 
 
 def test_a_violation_has_a_short_trace() -> None:
