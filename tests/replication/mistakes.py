@@ -227,4 +227,4 @@ FOCUS: Final[dict[str, Focus]] = {
     ),
     "joins_before_term_start": Focus(Setting(min_isr=1, isr=2, terms=2), {"join": 5, "deliver": 3}, TAKEOVER),
 }
-"""Mixed runs find rare mistakes too, but only once in some thousand. Runs that concern their rule find them sooner."""
+"""Mixed runs find some of these once in some thousand, others not at all. Runs that concern the rule find them soon."""
