@@ -118,6 +118,25 @@ def test_the_manual_lists_each_page_once() -> None:
         assert shown == [(Path("docs") / page).as_posix().replace("docs/../", "")[:-3] for page in listed[name]], name
 
 
+@of_each_page
+def test_a_page_of_the_manual_begins_with_its_readers(page: Path) -> None:
+    """Check the promise of docs/README.md and docs/style.md: the first two lines say for whom the page is."""
+    if page.parent.name != "docs" or page.name == "README.md":
+        pytest.skip("not a page of the manual")
+    lines = [line for line in page.read_text().splitlines()[1:] if line][:2]
+    assert re.match(r"(This page is )?for [\w(]", lines[0], re.IGNORECASE), lines[0]
+
+
+def test_the_readme_and_the_architecture_lead_to_the_same_files() -> None:
+    """Check that each path in the README's table of changes is in the table that it links to."""
+    readme = (ROOT / "README.md").read_text().partition("| to change |")[2].partition("\n\n")[0]
+    table = (ROOT / "docs" / "architecture.md").read_text().partition("## Changes, and where they are made\n")[2]
+    paths = re.findall(r"`([\w/]+(?:\.py|/))`", readme.partition("\n")[2])
+    assert len(paths) >= 10
+    for path in paths:
+        assert f"`{path}" in table, path
+
+
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_the_examples_of_a_page_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One after the other, as somebody types them who reads the page."""

@@ -71,7 +71,7 @@ class Prompt:
 
 @pytest.mark.long
 def test_the_first_steps_in_python_can_be_pasted_at_the_prompt(tmp_path: Path) -> None:
-    """Check that each block runs when it is pasted into an interactive Python, and prints the lines that the page shows."""
+    """Check that each block runs when it is pasted at the prompt, and prints the lines that the page shows."""
     blocks = list(pasted(PAGE))
     assert len(blocks) >= 9
     assert sum(bool(shown) for _, shown in blocks) >= 4
