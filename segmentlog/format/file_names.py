@@ -126,6 +126,16 @@ _QUOTABLE_MAX_BYTES: Final = 2**15 - 1
 _QUOTED_MAX: Final = 150
 
 
+def is_machine_file(name: str) -> bool:
+    """Return whether a name in a store's folder belongs to the machine: `MACHINE_FILES`, and their temporary files.
+
+    A process that is killed while it replaces a file leaves a temporary file.
+    """
+    return name in MACHINE_FILES or (
+        name.endswith(TEMPORARY_SUFFIX) and any(name.startswith(f"{kept}.") for kept in MACHINE_FILES)
+    )
+
+
 def folder_name_of(name: object, what: str) -> str:
     """Return the file name for the name of a group, a producer or a job.
 

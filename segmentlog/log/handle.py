@@ -20,6 +20,7 @@ from segmentlog.errors import (
 )
 from segmentlog.format.batch import MAX_RAW_SIZE
 from segmentlog.format.file_names import LOCK_FILE, QUARANTINE_FOLDER, STATE_FILE
+from segmentlog.format.grant import OffsetGrant
 from segmentlog.format.scan import KnownBatches, SegmentContext
 from segmentlog.log.ledger import Ledger
 from segmentlog.records import RecoveryMode
@@ -113,6 +114,8 @@ class Handle:
         """Whether the files were used since the descriptor budget last checked. The budget closes unused files."""
         self.config_version = 0
         self._moved = 0
+        self._is_replaced = False
+        """Whether this handle has found that its folder was deleted or replaced."""
         self._segments: tuple[int, list[int]] = (-1, [])
         self.closers: list[Callable[[], None]] = []
         """Called when the files are closed, to close further descriptors of the partition."""
@@ -185,9 +188,18 @@ class Handle:
     def _load_settings(self, version: int) -> None:
         """Load the configuration and the offset grant from disk. A fenced log loads them again on every append."""
         self.config = self._load_config()
-        granted = read_grant(self.fs, self.folder)
+        granted = self.read_grant()
         self.fenced = "" if granted is None else granted.fenced
         self.config_version = _NEVER if self.fenced else version
+
+    def read_grant(self) -> OffsetGrant | None:
+        """Return the partition's offset grant; None in a store that is not shipped. Raises `UnknownTopic`."""
+        granted = read_grant(self.fs, self.folder)
+        if granted is None:
+            # The folder may have been moved just now. Then its file is missing under the old name, and the log still
+            # is limited, or fenced.
+            self.check_in_place()
+        return granted
 
     def check_topic_name(self) -> None:
         """Raise `UnknownTopic` unless the name still belongs to the topic with this id."""
@@ -334,6 +346,8 @@ class Handle:
     @property
     def is_moved(self) -> bool:
         """Whether the topic was deleted or renamed since this handle was opened."""
+        if self._is_replaced:
+            return True
         moved = self.page.moved
         if moved == self._moved:
             return False
@@ -349,7 +363,7 @@ class Handle:
 
     def check_usable(self) -> None:
         """Raise `UnknownTopic` if the topic was deleted or renamed since this handle was opened."""
-        if self.page.moved != self._moved and self.is_moved:
+        if (self._is_replaced or self.page.moved != self._moved) and self.is_moved:
             raise UnknownTopic(self.topic, "it was deleted or renamed while it was in use")
 
     def is_in_place(self) -> bool:
@@ -375,6 +389,8 @@ class Handle:
             self._raise_replaced()
 
     def _raise_replaced(self) -> NoReturn:
+        # A read-only handle cannot change the page. When a replica becomes a store, no process changes the old page.
+        self._is_replaced = True
         if not self.read_only:
             self.ledger.count_move()
         raise UnknownTopic(self.topic, f"{self.folder} was deleted or replaced while it was in use")

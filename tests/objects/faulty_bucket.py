@@ -143,7 +143,8 @@ class Shelf:
 class FaultyBucket:
     """A `Bucket` onto a shelf, for one process.
 
-    ``meanwhile`` is what others do while a request is under way; ``calm``: no request fails; ``dead``: none is made.
+    ``meanwhile`` is what others do while a request is under way; ``calm``: no request fails; ``dead``: none is made;
+    ``is_cut_off``: none arrives.
     """
 
     def __init__(
@@ -155,7 +156,7 @@ class FaultyBucket:
         meanwhile: Callable[[], None] = lambda: None,
     ) -> None:
         self.url = "memory://bucket"
-        self.calm = self.dead = False
+        self.calm = self.dead = self.is_cut_off = False
         self.rate = rng.choice((0.03, 0.1, 0.2))
         self._who = who
         self.shelf = shelf
@@ -224,6 +225,8 @@ class FaultyBucket:
         """One request; its result. None of a swap that changed nothing."""
         if self.dead:
             raise Died
+        if self.is_cut_off and not self.calm:
+            raise ObjectStoreError(self.url, what, "cannot connect")
         self.shelf.arrive(self._rng, self._seen)
         fault = "" if self.calm or self._rng.random() >= self.rate else self._rng.choice(faults)
         if not fault:

@@ -68,6 +68,8 @@ class Machine:
         self._seen: dict[str, Any] = {}
         self._told: dict[str, int] = {}
         self.transactions: list[OpenTransaction] = []
+        self.is_dead = False
+        """All its processes have ended, until it returns."""
         self.is_busy = False
         """It is in the middle of shipping."""
         self.bucket = bucket()
@@ -141,6 +143,8 @@ class Machine:
 
     def observe(self) -> None:
         """Note what files there are by now, and how far they are said to be shipped."""
+        if self.is_dead:
+            return
         for place, log in self._logs(internal=True):
             state = log.handle.page.log.read()
             if self._seen.get(place) != state:

@@ -117,7 +117,7 @@ def _put_evicted(self: Shipper, manifest: Any) -> None:
 
 
 SABOTAGES: dict[str, Callable[[], Any]] = {
-    "offsets without grants": patched("segmentlog.log.append.appender.read_grant", lambda *_: None),
+    "offsets without grants": patched("segmentlog.log.handle.Handle.read_grant", lambda *_: None),
     "a restore that resumes at the end": patched(
         "segmentlog.objects.restore.restore.Checkpoint",
         lambda **fields: Checkpoint(**{**fields, "offset_ceiling": fields["recovery_offset"]}),

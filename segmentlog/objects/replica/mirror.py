@@ -219,6 +219,8 @@ class Mirror:
             check_topic_name(topic.name, internal=True)  # the name becomes a folder
             folder = f"{self._path}/{topic.name}"
             if topic.id in renamed:
+                if self._fs.exists(folder) and not self._fs.exists(f"{folder}/{TOPIC_FILE}"):
+                    self._fs.remove_tree(folder)  # a refresh was interrupted while it created a topic of that name
                 self._fs.rename(renamed.pop(topic.id), folder)
             self._write_topic(folder, topic)
         for folder in renamed.values():

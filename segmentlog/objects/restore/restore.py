@@ -33,13 +33,13 @@ from segmentlog.format.file_names import (
     FORMAT_VERSION,
     GRANT_FILE,
     LOG_SUFFIX,
-    MACHINE_FILES,
     RESTORING_FILE,
     SHIP_FILE,
     SHIPPED_FILES,
     SNAPSHOT_SUFFIX,
     STORE_FILE,
     check_topic_name,
+    is_machine_file,
     segment_name,
 )
 from segmentlog.format.manifest import Chunk, Manifest, ShippedPartition, ShippedSegment, ShippedTopic, Stored
@@ -66,7 +66,6 @@ _MANIFESTS_MAX: Final = 20
 """Give up a restore after the manifest has changed this often during it."""
 
 _MARKER: Final = "a transaction marker that was not on disk at the last upload; no record is missing"
-_HARMLESS_NAMES: Final = MACHINE_FILES | {SHIP_FILE}
 
 Progress = Callable[[int, int], None]
 """Called with (restored bytes, bytes in total)."""
@@ -446,4 +445,4 @@ def checkpoint_of(partition: ShippedPartition, recovery_offset: int, recovery_po
 
 def _is_harmless(name: str) -> bool:
     """Return whether a file may be in the folder of a new restore: hidden, or left by a start that was interrupted."""
-    return name.startswith((".", RESTORING_FILE)) or name in _HARMLESS_NAMES
+    return name.startswith((".", RESTORING_FILE, SHIP_FILE)) or is_machine_file(name)
