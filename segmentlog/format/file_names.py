@@ -105,6 +105,8 @@ FORMER_FOLDER: Final = "@former"
 """Folder with what a former owner had stored and never shipped, by the epoch of its ownership."""
 SHIP_FILE: Final = "@ship"
 """File of the store with the URL that it is uploaded to, and its identity as the owner; see `segmentlog.objects`."""
+HAND_OVER_FILE: Final = "@hand-over"
+"""File of the store with its planned hand-over to another machine; see `format.hand_over`. It stops appends."""
 UPLOADS_FILE: Final = "@uploads"
 """File of the store with the segments that are being uploaded in parts, and which parts are stored in the object
 store."""

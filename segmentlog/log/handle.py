@@ -11,6 +11,7 @@ from typing import NoReturn
 from segmentlog.clock import Clock
 from segmentlog.config import TopicConfig
 from segmentlog.errors import (
+    HandOverInProgress,
     PartitionFailed,
     ProcessLimitError,
     ReadOnlyStore,
@@ -110,6 +111,8 @@ class Handle:
         self.failed: str | None = None
         self.fenced = ""
         """The machine that owns the log now; "" if this machine owns it."""
+        self.is_stopped = False
+        """Whether appends are stopped for a hand-over of the store to another machine."""
         self.used = True
         """Whether the files were used since the descriptor budget last checked. The budget closes unused files."""
         self.config_version = 0
@@ -186,11 +189,13 @@ class Handle:
         self._load_settings(version)
 
     def _load_settings(self, version: int) -> None:
-        """Load the configuration and the offset grant from disk. A fenced log loads them again on every append."""
+        """Load the configuration and the offset grant from disk. A fenced or stopped log loads them on every append."""
         self.config = self._load_config()
         granted = self.read_grant()
         self.fenced = "" if granted is None else granted.fenced
-        self.config_version = _NEVER if self.fenced else version
+        signals = self.ship_signals
+        self.is_stopped = signals is not None and signals.are_appends_stopped(self.topic, has_grant=granted is not None)
+        self.config_version = _NEVER if self.fenced or self.is_stopped else version
 
     def read_grant(self) -> OffsetGrant | None:
         """Return the partition's offset grant; None in a store that is not shipped. Raises `UnknownTopic`."""
@@ -441,10 +446,11 @@ class Handle:
         """`StatePage.moved` when this handle was opened."""
         return self._moved
 
-    def check_appendable(self) -> None:
+    def check_appendable(self, *, even_stopped: bool = False) -> None:
         """Raise if appends are not allowed, and reload a changed configuration. Call under the append lock.
 
-        Raises `UnknownTopic`, `PartitionFailed`, `StoreFenced`.
+        ``even_stopped``: accept a log whose appends are stopped for a hand-over. Raises `UnknownTopic`,
+        `PartitionFailed`, `StoreFenced`, `HandOverInProgress`.
         """
         self.check_usable()
         if self.failed is not None:
@@ -454,6 +460,8 @@ class Handle:
         self.refresh_config()
         if self.fenced:
             raise StoreFenced(self.log_name, self.fenced)
+        if self.is_stopped and not even_stopped:
+            raise HandOverInProgress(self.log_name)
 
     def refresh_config(self) -> None:
         """Reload the configuration if any process has changed it."""

@@ -25,7 +25,7 @@ def start_limiting(handle: Handle) -> int:
     Raise `StoreFenced`, `DiskFull`, and any error that prevents an append.
     """
     with handle.translating_errors("nothing was changed"), handle.append_locked():
-        handle.check_appendable()
+        handle.check_appendable(even_stopped=True)
         granted = handle.read_grant()
         log = handle.page.log.read()
         if granted is None:

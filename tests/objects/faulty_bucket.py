@@ -73,7 +73,7 @@ class Shelf:
         self._note(
             "manifest", who, self.clock.now_ms(), manifest.nonce, manifest.owner.epoch, self._described(manifest),
             sorted(stored.key for stored in manifest.objects()),
-            {one.key: one.since_ms for one in manifest.condemned},
+            {one.key: one.since_ms for one in manifest.condemned}, manifest.is_handed_over,
         )  # fmt: skip
         return now
 
@@ -81,6 +81,11 @@ class Shelf:
         """Of the owner that the manifest names; 0 without one."""
         found = self.objects.get(MANIFEST_KEY)
         return 0 if found is None else decode_manifest(found[0]).owner.epoch
+
+    def is_handed_over(self) -> bool:
+        """Whether the owner waits for another machine to take over."""
+        found = self.objects.get(MANIFEST_KEY)
+        return found is not None and decode_manifest(found[0]).is_handed_over
 
     def needed(self) -> set[str]:
         """Objects that lie there and the manifest refers to."""

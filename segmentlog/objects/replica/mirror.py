@@ -33,12 +33,12 @@ from segmentlog.log.handle import Handle
 from segmentlog.log.replica_log import PublishedState, ReplicaLog
 from segmentlog.objects.bucket.base import Bucket, ObjectMissing
 from segmentlog.objects.bucket.upload_pool import PARALLEL, run_parallel
-from segmentlog.objects.local.partition_snapshot import is_selected
 from segmentlog.objects.manifest.load import require_manifest
 from segmentlog.objects.manifest.object_ranges import ObjectRanges, file_size, segment_ranges
 from segmentlog.objects.replica.downloads import Downloader, MoveIntoPlace
 from segmentlog.objects.restore.restore import checkpoint_of
 from segmentlog.policy.lost_ranges import count_offsets
+from segmentlog.policy.shipped_topics import is_selected
 from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.segment import segment_stem
 from segmentlog.topics.topic_folders import TopicFile, TopicFolders

@@ -45,7 +45,6 @@ from segmentlog.format.file_names import (
 from segmentlog.format.manifest import Chunk, Manifest, ShippedPartition, ShippedSegment, ShippedTopic, Stored
 from segmentlog.objects.bucket.base import Bucket, Data, ObjectMissing
 from segmentlog.objects.bucket.url import open_bucket
-from segmentlog.objects.local.partition_snapshot import is_selected
 from segmentlog.objects.manifest import checksums
 from segmentlog.objects.manifest.checksums import is_same_file, read_verified_parts, verify_object
 from segmentlog.objects.manifest.load import require_manifest
@@ -54,6 +53,7 @@ from segmentlog.objects.ownership.binding import is_bound
 from segmentlog.objects.restore.cut_points import Piece, RestoreTarget, parse_target
 from segmentlog.objects.restore.parallel_jobs import Job, run_jobs
 from segmentlog.objects.restore.point_in_time import CutPartition, PointInTimeRestore
+from segmentlog.policy.shipped_topics import is_selected
 from segmentlog.records import LostRange
 from segmentlog.storage.checkpoint_file import CheckpointFile
 from segmentlog.storage.file_locks import folder_exclusively_locked
