@@ -23,7 +23,7 @@ from segmentlog.format.server_file import ServerNode
 from segmentlog.objects.bucket.base import Bucket
 from segmentlog.objects.bucket.upload_pool import PARALLEL
 from segmentlog.objects.bucket.url import open_bucket
-from segmentlog.objects.manifest.load import require_manifest
+from segmentlog.objects.manifest.load import read_manifest, require_manifest
 from segmentlog.objects.ownership.binding import read_binding
 from segmentlog.objects.replica.replica import Replica
 from segmentlog.objects.standby.former_owner import link_former_segments, set_aside_former_store
@@ -107,7 +107,10 @@ class Standby:
                 reason = "no store is shipped to this URL yet; start the server of the first machine with --ship"
                 return StandbyStatus(url=self._bucket.url, role=role.value, reason=reason)
             if role is Role.OWNER:
-                return self._describe(require_manifest(self._bucket)[0], role, "this machine is the owner")
+                found, reason = read_manifest(self._bucket), "this machine is the owner"
+                if found is None:  # the first machine, before its first upload
+                    return StandbyStatus(url=self._bucket.url, role=role.value, reason=reason)
+                return self._describe(found[0], role, reason)
             if role is Role.TAKING_OVER:
                 return self._take_over("an interrupted takeover is resumed")
             if role is Role.FORMER_OWNER:
