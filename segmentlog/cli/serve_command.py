@@ -142,7 +142,12 @@ def serve(
         security=security,
     )
     status = _StatusLine(log_format)
-    supervisor = Supervisor(plan, run, sidecar=beside, on_change=status.update)
+    processes = None
+    if plan.standby is not None:
+        from segmentlog.server.standby_process import STANDBY  # before the fork: its processes start at once
+
+        processes = STANDBY
+    supervisor = Supervisor(plan, run, sidecar=beside, standby=processes, on_change=status.update)
     is_clean = False
     try:
         supervisor.run()
@@ -153,7 +158,6 @@ def serve(
 
 def _standby_plan(url: str, silence_ms: int, refused_ms: int, interval_ms: int) -> StandbyPlan:
     from segmentlog.policy.takeover_decision import TakeoverSettings
-    from segmentlog.server import standby_process  # noqa: F401  imported before the fork: the processes start at once
     from segmentlog.server.supervisor import StandbyPlan
 
     settings = TakeoverSettings(silence_s=silence_ms / 1000, refused_s=refused_ms / 1000)

@@ -31,7 +31,7 @@ from segmentlog.objects.standby.status import StandbyStatus, read_standby_status
 from segmentlog.security.listen_rules import start_listening
 from segmentlog.server.addresses import cluster_id_of
 from segmentlog.server.owner_probe import OwnerProbe
-from segmentlog.server.supervisor import FINISH_S, HEARTBEAT_S, ServerPlan
+from segmentlog.server.supervisor import FINISH_S, HEARTBEAT_S, ServerPlan, StandbyProcesses
 from segmentlog.server.worker import KafkaWorker
 from segmentlog.server.worker_cluster import STANDBY_ID, WorkerCluster, WorkerNode
 from segmentlog.server.worker_lifecycle import StopSignal, send_heartbeats, stop_with_supervisor
@@ -213,3 +213,7 @@ def _owner_cluster(path: str, cluster_id: str) -> WorkerCluster:
     status = read_standby_status(FileSystem(), path)
     nodes = () if status is None else status.nodes
     return WorkerCluster(cluster_id, [WorkerNode(node.node_id, node.host, node.port) for node in nodes], STANDBY_ID)
+
+
+STANDBY: Final = StandbyProcesses(run_standby, run_standby_worker)
+"""For `Supervisor`."""

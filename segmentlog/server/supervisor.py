@@ -144,6 +144,15 @@ WorkerMain = Callable[[ServerPlan, "list[socket.socket]", "list[WorkerNode]", in
 supervisor, and the pipe that ends with the supervisor."""
 
 
+class StandbyProcesses(NamedTuple):
+    """Main functions of the processes of a standby (`standby_process`)."""
+
+    follow: Callable[[ServerPlan, list[WorkerNode], int, int], None]
+    """Follows the owner. Arguments: plan, the workers of this machine, the status pipe to the supervisor, and the pipe
+    that ends with the supervisor."""
+    work: WorkerMain
+
+
 class Supervisor:
     """Starts and watches the workers of a server until a stop signal. Call `run` in the main thread of its process."""
 
@@ -153,6 +162,7 @@ class Supervisor:
         child: WorkerMain,
         *,
         sidecar: SidecarProcess | None = None,
+        standby: StandbyProcesses | None = None,
         on_change: Callable[[Supervisor], None] | None = None,
     ) -> None:
         security = plan.security.completed_from_store(plan.path)
@@ -165,6 +175,7 @@ class Supervisor:
         self.plan = plan
         self._worker_main = child
         self._sidecar = sidecar
+        self._standby = standby
         self._on_change = on_change
         self._sockets: list[socket.socket] = []
         self._sidecar_socket: socket.socket | None = None
@@ -432,19 +443,17 @@ class Supervisor:
 
     def _run_worker(self, sockets: list[socket.socket], number: int, status_fd: int) -> None:
         plan = self._plan_of_role()
+        work = self._worker_main
         if self.is_standby:
-            from segmentlog.server.standby_process import run_standby_worker
-
-            run_standby_worker(plan, sockets, self.nodes, number, status_fd, self._alive_read)
-        else:
-            self._worker_main(plan, sockets, self.nodes, number, status_fd, self._alive_read)
+            assert self._standby is not None
+            work = self._standby.work
+        work(plan, sockets, self.nodes, number, status_fd, self._alive_read)
 
     def _run_standby(self, status_fd: int) -> None:
-        from segmentlog.server.standby_process import run_standby
-
+        assert self._standby is not None
         for sock in self._all_sockets:
             sock.close()
-        run_standby(self.plan, self.nodes, status_fd, self._alive_read)
+        self._standby.follow(self.plan, self.nodes, status_fd, self._alive_read)
 
     def _run_sidecar(self, status_fd: int) -> None:
         assert self._sidecar is not None

@@ -41,6 +41,7 @@ _ROUNDS = 12
 
 @pytest.fixture
 def standby(tmp_path: Path) -> Iterator[Broker]:
+    """The state of a standby's worker, whose owner has two workers."""
     yield from _broker(tmp_path, _OWNER)
 
 
@@ -159,6 +160,7 @@ def test_metadata_names_the_owner(standby: Broker) -> None:
 
 
 def test_other_descriptions_name_the_owner(standby: Broker) -> None:
+    """DescribeCluster, DescribeTopicPartitions and FindCoordinator name the owner's workers."""
     desk = Desk(standby)
     cluster = desk.ask(60, 1, DescribeClusterRequest())
     assert [(one.broker_id, one.host, one.port) for one in cluster.brokers] == list(_OWNER)
@@ -172,6 +174,7 @@ def test_other_descriptions_name_the_owner(standby: Broker) -> None:
 
 
 def test_producers_without_a_transactional_id_try_again(standby: Broker) -> None:
+    """They get the error that every client repeats the request after."""
     answer = Desk(standby).ask(22, 4, InitProducerIdRequest(transactional_id=None))
     assert (answer.error_code, answer.producer_id) == (ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, -1)
 

@@ -24,6 +24,7 @@ from server.standby_machines import Load, Machine, machines, start_pair  # noqa:
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[list[Machine]]:
+    """Two machines of one store, not started."""
     with machines(tmp_path) as found:
         yield found
 
@@ -127,7 +128,7 @@ def test_a_dead_supervisor_takes_its_processes_with_it(pair: list[Machine]) -> N
 
 @pytest.mark.long
 def test_a_dead_worker_or_follower_changes_no_role(pair: list[Machine]) -> None:
-    """The supervisors restart them before the standby takes over; the restarted follower does not report other roles."""
+    """The supervisors restart them before the standby takes over, and no machine reports another role."""
     owner, standby = pair
     owner.start("--ship", owner.url)
     owner.wait_for("as the owner")
@@ -206,6 +207,7 @@ def test_a_folder_with_something_else_is_refused(
     ],
 )
 def test_a_wrong_url_is_refused(tmp_path: Path, arguments: tuple[str, ...], status: int, reason: str) -> None:
+    """The exit status is 1 for a URL that does not exist, and 2 for two that differ."""
     command = [sys.executable, "-m", "segmentlog", "--dir", str(tmp_path / "m"), "serve", "--listen", "127.0.0.1:0"]
     done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == status, done.stderr
@@ -214,6 +216,7 @@ def test_a_wrong_url_is_refused(tmp_path: Path, arguments: tuple[str, ...], stat
 
 
 def test_a_port_in_use_is_refused_at_the_start(pair: list[Machine]) -> None:
+    """Although the port of a standby does not listen at first."""
     _, standby = pair
     with socket.create_server(("127.0.0.1", standby.port)):
         standby.start()
