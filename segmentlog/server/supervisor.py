@@ -187,7 +187,6 @@ class Supervisor:
         else:
             make_folders_durably(FileSystem(), plan.path)
         self._lock = ServerLock(plan.path)
-        self._has_served = False
         try:
             self._sockets.append(listen(plan.host, plan.port))
             if plan.workers > 1:
@@ -275,8 +274,7 @@ class Supervisor:
         """End all processes, and start those of the other role."""
         assert self.plan.standby is not None
         if self.is_standby:
-            level = logging.WARNING if self._has_served else logging.INFO
-            logger.log(level, "%s: this machine is the owner of the store at %s", self.plan.path, self.plan.standby.url)
+            logger.info("%s: this machine is the owner of the store at %s", self.plan.path, self.plan.standby.url)
         else:
             owner = next(child.status["new_owner"] for child in self._children if child.status.get("new_owner"))
             logger.warning("%s: %s has taken over the store; this machine is a standby now", self.plan.path, owner)
@@ -374,7 +372,6 @@ class Supervisor:
                     child.is_ready |= bool(child.status.get("ready"))
             child.has_hung_up = True
         is_standby_known = self.standby_status.get("role") in _FOLLOWS
-        self._has_served |= is_standby_known or not self.is_standby
         if not self.was_ready and (is_standby_known if self.is_standby else self.is_ready):
             self.was_ready = True
             if self._on_change is not None:

@@ -51,8 +51,9 @@ _UPLOAD_WAIT_S: Final = 1.0
 _PATIENCE_S: Final = 3.0
 """A partition is stuck if nothing of it could be shipped for this long although other partitions were."""
 _PAUSE_S: Final = 0.02
-_OWNER_CHECK_MS: Final = 30_000
-"""An idle shipper reads the manifest this often, to notice a takeover."""
+_OWNER_CHECK_MS: Final = 5_000
+"""An idle shipper reads the manifest this often, to notice a takeover. A standby takes over after eight seconds: a former
+owner that is idle must not serve old records much longer than that."""
 
 
 Progress = Callable[[int, int], None]
