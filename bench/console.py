@@ -138,7 +138,7 @@ def _ask(client: httpx.Client, path: str) -> tuple[float, str]:
 def _search(client: httpx.Client) -> float:
     began_s = time.perf_counter()
     _, text = _ask(client, _NOTHING)
-    count = int(text.partition("Looked at ")[2].partition(" records")[0].replace(",", ""))
+    count = int(text.partition("Examined ")[2].partition(" records")[0].replace(",", ""))
     return count / (time.perf_counter() - began_s)
 
 

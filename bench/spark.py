@@ -150,9 +150,9 @@ def by_map_in_arrow(spark: SparkSession, folder: Path, schema: str | None) -> Da
 
     from segmentlog.spark.batch_reader import BatchReader, read_task
     from segmentlog.spark.schema import source_schema
-    from segmentlog.spark.source_options import read_options
+    from segmentlog.spark.source_options import parse_read_options
 
-    options = read_options({"path": str(folder / "store"), "subscribe": "rows"}, streaming=False)
+    options = parse_read_options({"path": str(folder / "store"), "subscribe": "rows"}, streaming=False)
     wanted = source_schema(include_headers=False) if schema is None else StructType.fromDDL(schema)
     tasks = BatchReader(options, wanted).partitions()
 

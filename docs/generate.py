@@ -166,7 +166,12 @@ _ERROR_GROUPS: Final = {
         errors.StoreFenced("store /srv/data", "host-2"),
         errors.ObjectStoreError("s3://bucket/store", "cannot put manifest.json", "access denied", False),
         errors.SegmentGone("s3://bucket/store", "segments/1/0/0-ab", "it does not exist"),
+        errors.ConditionIgnored("s3://bucket/store", "manifest.json", "this object store ignores conditional writes"),
         errors.ShippingRefused("s3://bucket/store", "another store is shipped there; choose another place"),
+    ),
+    "Cluster": (
+        errors.CoordinatorUnreachable("s3://bucket/orders", "cluster.json: no answer in time"),
+        errors.CoordinatorRefused("s3://bucket/orders", "cluster.json: access denied"),
     ),
 }
 """An example of each exception, with a message as users see it."""

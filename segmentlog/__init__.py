@@ -32,10 +32,19 @@ if TYPE_CHECKING:
     from segmentlog.consuming.consumer import Consumer as Consumer
     from segmentlog.consuming.decoding import Undecodable as Undecodable
     from segmentlog.errors import (
+        ConditionIgnored as ConditionIgnored,
+    )
+    from segmentlog.errors import (
         ConsumerBusy as ConsumerBusy,
     )
     from segmentlog.errors import (
         ConsumerFenced as ConsumerFenced,
+    )
+    from segmentlog.errors import (
+        CoordinatorRefused as CoordinatorRefused,
+    )
+    from segmentlog.errors import (
+        CoordinatorUnreachable as CoordinatorUnreachable,
     )
     from segmentlog.errors import (
         CorruptBatch as CorruptBatch,
@@ -205,14 +214,14 @@ _HOMES = {
     "segmentlog.consuming.decoding": ("Undecodable",),
     "segmentlog.producing.delivery": ("Delivery",),
     "segmentlog.errors": (
-        "ConsumerBusy", "ConsumerFenced", "CorruptBatch", "DeserializationError", "DiskFull", "GroupInUse",
-        "GroupNotEmpty", "InputMismatch", "InvalidConfig", "InvalidRecord", "InvalidTopicName",
-        "InvalidWireBatch", "LogTruncated", "ObjectStoreError", "OffsetGrantExhausted", "OffsetOutOfRange",
-        "OutOfOrderSequence", "PartitionBusy", "PartitionFailed", "ProcessLimitError", "ProducerBusy",
-        "ProducerFenced", "ProducerNameInUse", "ReadOnlyStore", "RecordTooLarge", "SegmentGone",
-        "SegmentlogError", "SerializationError", "ShipUnconfirmed", "ShippingRefused", "StoreClosed",
-        "StoreFenced", "StoreVersionError", "TopicExists", "TransactionAborted", "UnknownTopic",
-        "UnreadableBatch",
+        "ConditionIgnored", "ConsumerBusy", "ConsumerFenced", "CoordinatorRefused", "CoordinatorUnreachable",
+        "CorruptBatch", "DeserializationError", "DiskFull", "GroupInUse", "GroupNotEmpty", "InputMismatch",
+        "InvalidConfig", "InvalidRecord", "InvalidTopicName", "InvalidWireBatch", "LogTruncated",
+        "ObjectStoreError", "OffsetGrantExhausted", "OffsetOutOfRange", "OutOfOrderSequence", "PartitionBusy",
+        "PartitionFailed", "ProcessLimitError", "ProducerBusy", "ProducerFenced", "ProducerNameInUse",
+        "ReadOnlyStore", "RecordTooLarge", "SegmentGone", "SegmentlogError", "SerializationError",
+        "ShipUnconfirmed", "ShippingRefused", "StoreClosed", "StoreFenced", "StoreVersionError", "TopicExists",
+        "TransactionAborted", "UnknownTopic", "UnreadableBatch",
     ),
     "segmentlog.format.record_batch": ("RecordBatch",),
     "segmentlog.groups.group_admin": ("GroupDescription",),

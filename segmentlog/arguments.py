@@ -1,4 +1,4 @@
-"""Convert and check arguments of public functions; errors name the argument, its value and what is accepted."""
+"""Convert and check arguments of public functions. Errors name the argument, its value and the accepted values."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _BOOLS = frozenset(("bool", "bool_"))  # bool_ is numpy's
 
 
 def as_offset(name: str, value: Any) -> int:
-    """Return a whole number, whether or not a log has such an offset. Raises `InvalidConfig`."""
+    """Return a whole number, even if no log can have this offset. Raises `InvalidConfig`."""
     return as_int(name, value, -INT64_MAX - 1, 1 << 128, expected="an offset, a whole number")
 
 
@@ -51,7 +51,7 @@ def as_seconds(name: str, value: Any) -> float:
 
 
 def as_bool(name: str, value: Any) -> bool:
-    """Return True or False. Raises `InvalidConfig` for other values: "no" is true in Python, which is seldom meant."""
+    """Return True or False. Raises `InvalidConfig` for other values: in Python, even the text "no" is true."""
     if value is True or value is False:
         return value
     if type(value).__name__ in _BOOLS:
@@ -60,18 +60,18 @@ def as_bool(name: str, value: Any) -> bool:
 
 
 def as_text(name: str, value: Any, expected: str = "a text") -> str:
-    """Return a str that can be encoded. Raises `InvalidConfig`."""
+    """Return a str that UTF-8 can encode. Raises `InvalidConfig`."""
     if not isinstance(value, str):
         raise InvalidConfig(name, value, expected)
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise InvalidConfig(name, value, f"{expected} that can be encoded in UTF-8") from None
+        raise InvalidConfig(name, value, f"{expected} that UTF-8 can encode") from None
     return str(value)
 
 
 def as_mapping(name: str, value: Any, expected: str) -> Mapping[Any, Any]:
-    """Return a mapping, which is empty for None. Raises `InvalidConfig`."""
+    """Return a mapping; an empty one for None. Raises `InvalidConfig`."""
     if value is None:
         return {}
     if not isinstance(value, Mapping):
@@ -80,7 +80,7 @@ def as_mapping(name: str, value: Any, expected: str) -> Mapping[Any, Any]:
 
 
 def as_patterns(name: str, value: Any) -> tuple[str, ...]:
-    """Return names and patterns of topics; a str is a single one. Raises `InvalidConfig`."""
+    """Return names and patterns of topics. A str is one name or pattern. Raises `InvalidConfig`."""
     expected = "names and patterns of topics, empty for all"
     if not isinstance(value, str | Iterable) or isinstance(value, bytes):
         raise InvalidConfig(name, value, expected)
@@ -98,15 +98,15 @@ def as_topic_partition(topic: Any, partition: Any) -> TopicPartition:
 def as_positions(name: str, positions: Any) -> dict[TopicPartition, int]:
     """Return offsets by partition. Raises `InvalidConfig`, `InvalidTopicName`."""
     expected = "a mapping of (topic, partition) to the offset to resume at"
-    named = {}
+    offsets = {}
     for key, offset in as_mapping(name, positions, expected).items():
         if not isinstance(key, tuple) or len(key) != 2:
             raise InvalidConfig(name, positions, expected)
         tp = as_topic_partition(*key)
-        named[tp] = as_int(f"offset of {tp}", offset, 0, expected="an offset: a whole number of at least 0")
-    return named
+        offsets[tp] = as_int(f"offset of {tp}", offset, 0, expected="an offset: a whole number of at least 0")
+    return offsets
 
 
 def as_partition(value: Any) -> int:
-    """Return the number of a partition, whether or not a topic has it. Raises `InvalidConfig`."""
+    """Return a partition number, even if the topic has no such partition. Raises `InvalidConfig`."""
     return as_int("partition", value, 0, 1 << 128, expected="the number of a partition, at least 0")

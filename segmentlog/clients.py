@@ -28,7 +28,7 @@ Value = TypeVar("Value")
 C = TypeVar("C", bound="Consumer[Any, Any]")
 
 MAX_UNSENT_BYTES: Final = 8 << 20
-"""Approximate limit of unsent bytes of an asynchronous producer."""
+"""Default of ``max_unsent_bytes`` of an `AsyncProducer`."""
 
 
 class Clients:
@@ -209,10 +209,10 @@ class Clients:
         from segmentlog.producing.async_producer import AsyncProducer
         from segmentlog.producing.producer_options import ProducerOptions
 
-        max_unsent_bytes = as_int("max_unsent_bytes", max_unsent_bytes, 1, expected="bytes, from 1 on")
-        made = ProducerOptions(**options)
+        max_unsent_bytes = as_int("max_unsent_bytes", max_unsent_bytes, 1, expected="a number of bytes, at least 1")
+        checked = ProducerOptions(**options)
         return AsyncProducer(
-            lambda: self._all_producers().create_event_loop_producer(made), made.linger_ms, max_unsent_bytes
+            lambda: self._all_producers().create_event_loop_producer(checked), checked.linger_ms, max_unsent_bytes
         )
 
     @overload
@@ -247,5 +247,5 @@ class Clients:
         for name in ("on_assigned", "on_revoked", "on_lost"):
             if callable(options.get(name)):
                 options[name] = callbacks.wrap(options[name])
-        made = ConsumerOptions(**options)
-        return AsyncConsumer(lambda: self._create_consumer(NonblockingConsumer, topics, made), callbacks)
+        checked = ConsumerOptions(**options)
+        return AsyncConsumer(lambda: self._create_consumer(NonblockingConsumer, topics, checked), callbacks)

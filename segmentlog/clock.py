@@ -1,4 +1,4 @@
-"""Clocks. Other modules get the time as an argument, so that tests can set it."""
+"""The clock of a store. Modules that compute with times get them as arguments, so that tests can choose the times."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import time
 
 
 class Clock:
-    """The wall clock and the monotonic clock, in milliseconds. Tests pass another one."""
+    """The wall clock and the monotonic clock, in milliseconds. Tests replace this class."""
 
     def now_ms(self) -> int:
         """Return the wall clock in milliseconds since 1970 UTC, for timestamps of records."""
         return time.time_ns() // 1_000_000
 
     def monotonic_ms(self) -> int:
-        """Return milliseconds since boot, equal in all processes, for ages and deadlines."""
+        """Return milliseconds since boot, for ages and deadlines. All processes see the same clock."""
         return time.monotonic_ns() // 1_000_000
 
     _first: tuple[int, int] | None = None
@@ -21,7 +21,8 @@ class Clock:
     def steady_ms(self) -> int:
         """Return the wall clock, limited by the monotonic clock: it never advances faster than since the first call.
 
-        Use it for expiry: a jump of the wall clock expires nothing. Time during which the machine slept does not count.
+        Use it for expiry, so that a jump of the wall clock expires nothing. Time in which the machine slept does not
+        count.
         """
         wall_ms, up_ms = self.now_ms(), self.monotonic_ms()
         if self._first is None:

@@ -1,4 +1,4 @@
-"""Close stores that the program does not close: dropped ones in a thread, and open ones at exit."""
+"""Close stores that the program does not close: dropped stores in a thread, and open stores at exit."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Closable(Protocol):
 
 
 class _ClosingStores(set[Closable]):
-    """Dropped stores that are being closed; a forked child leaves them to its parent."""
+    """Dropped stores that are being closed. A forked child forgets them: its parent closes them."""
 
 
 open_stores: weakref.WeakSet[Closable] = weakref.WeakSet()
@@ -46,15 +46,15 @@ fork_safety.on_fork(closing_stores, "clear")
 def close_dropped(store: Closable) -> None:
     """Start a thread that closes a dropped store; called by the store's finalizer.
 
-    A finalizer runs in any thread, at any point and with any lock held. So another thread closes the store, after
-    resurrecting it.
+    A finalizer runs in any thread, at any point, and that thread may hold any lock. So the finalizer must not close the
+    store itself.
     """
     started: list[int] = []
     try:
         closing_stores.add(store)
         started.extend(starmap(_thread.start_new_thread, ((_start_close_thread, (store,)),)))  # in one step
     except BaseException as error:
-        # Interrupted, or no thread available: the descriptors are closed by themselves, as if the process had died.
+        # Interrupted, or no thread can start. Then only the store's descriptors are closed, as if the process had died.
         if not started:
             closing_stores.discard(store)
         if not isinstance(error, RuntimeError):
@@ -62,7 +62,7 @@ def close_dropped(store: Closable) -> None:
 
 
 def _start_close_thread(store: Closable) -> None:
-    """Start the closing thread from a raw thread: starting a `threading.Thread` takes locks; a finalizer must not."""
+    """Start the closing thread, in a raw thread: `threading.Thread.start` takes locks, and a finalizer must not."""
     try:
         threading.Thread(target=_close, args=(store,), name="segmentlog-close", daemon=True).start()
     except RuntimeError:
@@ -70,7 +70,7 @@ def _start_close_thread(store: Closable) -> None:
 
 
 def _close(store: Closable) -> None:
-    """Close a store to which no reference exists any more."""
+    """Close a store that was dropped."""
     try:
         for partition in store.opened_partitions():
             partition.handle.resurrect()
@@ -86,12 +86,12 @@ def _close_stores() -> None:
     """Close open stores at exit, so that they are closed cleanly."""
     for store in members_of(open_stores):
         if unsent_count := store.unsent_count:
-            text = f"{store.path}: {unsent_count} records are appended only at exit: close their producer"
+            text = f"{store.path}: {unsent_count} records are appended only at exit: close their producer earlier"
             warnings.warn(text, ResourceWarning, stacklevel=1)
         try:
             store.close()
         except Exception as error:
-            logger.warning("%s: not closed cleanly at exit: %s", store.path, error)
+            logger.warning("%s could not be closed cleanly at exit: %s", store.path, error)
     ends_s = time.monotonic() + _CLOSING_S
     while closing_stores and time.monotonic() < ends_s:
         time.sleep(0.005)

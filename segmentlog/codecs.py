@@ -4,7 +4,7 @@
     store.producer(serializer=codec, key_serializer=text_codec())
     store.consumer("clicks", deserializer=codec, key_deserializer=text_codec())
 
-They process lists. None is a null key or a tombstone. It stays None.
+They process lists. None is a null key or a tombstone: it is serialized to None, and None is deserialized to None.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class Serializer(Protocol[T_contra]):
     """Converts keys or values to bytes. Called by the thread that sends."""
 
     def serialize(self, topic: str, values: Sequence[T_contra | None]) -> list[bytes | None]:
-        """Return one result per value, in order. None stays None.
+        """Return one result per value, in order. The result for None is None.
 
-        An exception about an object becomes a `SerializationError` with the object's index. An OSError, or a
-        `SegmentlogError` that is neither ValueError nor TypeError, has other causes and is raised unchanged.
+        If an exception is about an object, the producer raises `SerializationError` with the object's index. It raises
+        other exceptions unchanged: OSError, and a `SegmentlogError` that is neither ValueError nor TypeError.
         """
 
 
@@ -37,10 +37,10 @@ class Deserializer(Protocol[T_co]):
     """Converts bytes to keys or values. Called by the thread that reads."""
 
     def deserialize(self, topic: str, data: Sequence[bytes | None]) -> Sequence[T_co]:
-        """Return one result per item, in order. None stays None.
+        """Return one result per item, in order. The result for None is None.
 
-        An exception about the bytes becomes a `DeserializationError`, or is handled as ``on_error`` says. Exceptions
-        with other causes, as for a `Serializer`, are raised unchanged, and the consumer's position does not change.
+        If an exception is about the bytes, ``on_error`` decides: by default the consumer raises
+        `DeserializationError`. It raises other exceptions unchanged, as for a `Serializer`, and keeps its position.
         """
 
 
@@ -50,7 +50,7 @@ def is_about_data(error: Exception) -> bool:
 
 
 class Codec(Generic[T]):
-    """A serializer and deserializer made of two functions for a single object, which never get None."""
+    """A serializer and deserializer that calls a function for each object. The functions never get None."""
 
     def __init__(self, encode: Callable[[T], bytes], decode: Callable[[bytes], T]) -> None:
         self.encode, self.decode = encode, decode
@@ -67,11 +67,11 @@ class Codec(Generic[T]):
 
 
 def text_codec(encoding: str = "utf-8") -> Codec[str]:
-    """Return a codec for texts."""
+    """Return a codec that encodes and decodes texts. Raises `InvalidConfig` for an unknown encoding."""
     try:
         encodings.lookup(encoding)
     except (LookupError, TypeError) as error:
-        raise InvalidConfig("encoding", encoding, "an encoding of texts") from error
+        raise InvalidConfig("encoding", encoding, "the name of a text encoding") from error
 
     def encode(text: str) -> bytes:
         if not isinstance(text, str):
@@ -86,10 +86,11 @@ def json_codec(kind: type[T], *, strict: bool = True) -> Codec[T]: ...
 @overload
 def json_codec(kind: Any = None, *, strict: bool = True) -> Codec[Any]: ...
 def json_codec(kind: Any = Any, *, strict: bool = True) -> Codec[Any]:
-    """Return a codec for JSON, checked while reading against a type: a msgspec Struct, dataclass, pydantic model, dict.
+    """Return a codec for JSON. While reading, it checks values against a type.
 
-    Without a type, it accepts any JSON. ``strict=False`` also accepts "1" for 1 and similar values. Pydantic checks its
-    models by its own rules. Written values are not checked against the type.
+    The type may be a msgspec Struct, dataclass, pydantic model, dict and so on. Without a type, any JSON is accepted.
+    ``strict=False`` also accepts "1" for 1 and similar values. Pydantic checks its models by its own rules. Written
+    values are not checked against the type.
     """
     if (adapter := _pydantic_adapter(kind)) is not None:
         return Codec(
@@ -105,7 +106,7 @@ def msgpack_codec(kind: type[T], *, strict: bool = True) -> Codec[T]: ...
 @overload
 def msgpack_codec(kind: Any = None, *, strict: bool = True) -> Codec[Any]: ...
 def msgpack_codec(kind: Any = Any, *, strict: bool = True) -> Codec[Any]:
-    """Return a codec for MessagePack, checked as `json_codec` checks JSON."""
+    """Return a codec for MessagePack. It checks values as `json_codec` does."""
     if (adapter := _pydantic_adapter(kind)) is not None:
         encode, decode = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder().decode
         return Codec(

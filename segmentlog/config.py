@@ -1,8 +1,8 @@
-"""The topic configuration, with all its defaults; those of `segmentlog.open` are in `segmentlog.defaults`.
+"""The topic configuration, with all its defaults. (Defaults of `segmentlog.open` are in `segmentlog.defaults`.)
 
-This module is pure: it converts texts and numbers to frozen values. The topic config has Kafka's keys with Kafka's
-meanings and some additional ones. Keys are written with dots in files and on the command line, with underscores in
-Python.
+This module has no side effects: it converts texts and numbers to frozen values. The topic config has Kafka's keys with
+Kafka's meanings, and some additional keys. Keys are written with dots in files and on the command line, and with
+underscores in Python.
 """
 
 import operator
@@ -30,11 +30,12 @@ CLIENT_TIMESTAMP_AFTER_MAX_MS = 3_600_000
 """`message.timestamp.after.max.ms` for Kafka clients, in a topic that does not set it. Kafka's default."""
 
 OFFSET_CEILING_STEP = 1_000_000
-"""Number of offsets that one durable grant covers: one fsync of the checkpoint per this many records."""
+"""Number of offsets that one sync of the checkpoint reserves for appends."""
 
 
 EXPIRES_HEADER = "expires-at-ms"
-"""Header with the time, decimal milliseconds since 1970, after which compaction may drop the record."""
+"""Name of the header with a record's expiry time: then compaction may drop the record. The value is decimal digits:
+milliseconds since 1970."""
 
 # --- fsync ----------------------------------------------------------------------------------------------
 
@@ -44,7 +45,7 @@ _FSYNC_ACCEPTED = "always, everysec, never, <n>ms, <n>s, <n>records, <n>bytes or
 
 @dataclass(frozen=True, slots=True)
 class FsyncPolicy:
-    """When appended records are forced to the disk, and so what a power cut can lose.
+    """When appended records are synced to the disk. This decides what a power cut can lose.
 
     The death of a process, including kill -9, loses no acknowledged record under any policy.
 
@@ -72,7 +73,7 @@ class FsyncPolicy:
 
     @classmethod
     def parse(cls, text: object) -> Self:
-        """Return the policy that a text names; return a policy unchanged. Raises InvalidConfig."""
+        """Convert a text to a policy. A policy is returned unchanged. Raises InvalidConfig."""
         if isinstance(text, cls):
             return text
         word = text.strip().lower() if isinstance(text, str) else ""
@@ -81,7 +82,7 @@ class FsyncPolicy:
         if word == "everysec":
             return cls("ms", 1000)
         try:
-            # A bare number is rejected, and a bare letter as well: 5m could be minutes or mebibytes.
+            # A number without a unit is rejected, and so is a unit of one letter: 5m could be minutes or mebibytes.
             if word.endswith("records"):
                 return cls("records", parse_count(word.removesuffix("records")))
             if word.endswith(("b", "bytes")):
@@ -103,6 +104,8 @@ class FsyncPolicy:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
+    """The type of a key: how to parse and show its values, and which values it accepts."""
+
     parse: Callable[[object], Any]
     """Idempotent: a parsed value parses to itself. Raises ValueError, TypeError or LookupError."""
     show: Callable[[Any], str]
@@ -110,7 +113,7 @@ class _Kind:
 
 
 _BOUNDED = object()
-# For keys that need a limit: a larger value is a mistake of the unit.
+# For durations that must have a limit: a longer one is probably in the wrong unit.
 _CENTURY_MS = 36_500 * 86_400_000
 
 
@@ -122,7 +125,7 @@ def _number(
     high: int,
     unlimited: object = _BOUNDED,
 ) -> _Kind:
-    """Return a kind for whole numbers in [low, high]; `unlimited` is the value for no limit, if that is allowed."""
+    """Return the type of a key for whole numbers in [low, high], and for `unlimited` if that is given."""
 
     def parse(value: object) -> object:
         if value is None and unlimited is None:
@@ -148,8 +151,8 @@ def _duration(low: int, unlimited: object = _BOUNDED) -> _Kind:
     return _number(parse_duration_ms, format_duration_ms, "a time", low, high, unlimited)
 
 
-def _because(kind: _Kind, reason: str) -> _Kind:
-    """Return a kind that parses like ``kind`` and whose error also has the reason for its limits."""
+def _with_reason(kind: _Kind, reason: str) -> _Kind:
+    """Return a copy of ``kind`` whose error messages also contain the reason for its limits."""
     return _Kind(kind.parse, kind.show, f"{kind.accepted}: {reason}")
 
 
@@ -172,8 +175,8 @@ def _choice(*names: str) -> _Kind:
     return _Kind(parse, str, f"{', '.join(names[:-1])} or {names[-1]}")
 
 
-def _as_retention(kind: _Kind, key: str) -> _Kind:
-    """Return a kind that also accepts `AS_RETENTION`."""
+def _or_as_retention(kind: _Kind, key: str) -> _Kind:
+    """Return a copy of ``kind`` that also accepts `AS_RETENTION`."""
 
     def parse(value: object) -> object:
         text = value.strip() if isinstance(value, str) else value
@@ -227,7 +230,7 @@ def _parse_level(value: object) -> int | None:
 
 
 def _parse_clock_limit(value: object) -> int:
-    """Parse a limit of at least 0; like Kafka, this key does not accept -1 for unlimited."""
+    """Parse a time limit. As in Kafka, these keys do not accept -1 for unlimited."""
     if isinstance(value, str) and value.strip().lower() == "unlimited":
         return UNLIMITED_MS
     limit_ms = parse_duration_ms(value)
@@ -282,7 +285,7 @@ CompressionType = Literal["producer", "lz4", "zstd", "gzip", "snappy", "none"]
 
 # Positions in a segment are u32, and a batch larger than a segment gets its own segment.
 _SEGMENT_BYTES_MAX = 2**31 - 1
-# Below the size of a few headers, every batch would be a file of its own.
+# With a smaller limit, every batch would get its own segment.
 _SEGMENT_BYTES_MIN = 256
 _MESSAGE_BYTES_MAX = 512 * MIB
 # Kafka's value: the largest array that Java can allocate.
@@ -293,7 +296,7 @@ _LEVELS_IN_WORDS = "; ".join(
 
 
 class ConfigLine(NamedTuple):
-    """One key of a topic config, for people."""
+    """One key of a topic config with its value and meaning, for display."""
 
     key: str
     value: str
@@ -331,7 +334,7 @@ class TopicConfig:
         _size(0, INT64_MAX, UNLIMITED),
         "delete the oldest segments while a partition is larger than this",
     )
-    # Not 0: that means "no limit" to as many people as it means "keep nothing".
+    # 0 is not accepted: some people take it for "no limit", others for "keep nothing".
     retention_segments: int | None = _key(
         None, _count(1, unlimited=None), "number of sealed segments that a partition keeps"
     )
@@ -359,7 +362,7 @@ class TopicConfig:
     )
     max_message_bytes: int = _key(
         1_048_588,
-        _because(_size(1, _MESSAGE_BYTES_MAX), "each reader holds a whole batch in memory"),
+        _with_reason(_size(1, _MESSAGE_BYTES_MAX), "each reader holds a whole batch in memory"),
         "largest batch before compression, so also the largest record",
     )
     max_decompressed_message_bytes: int = _key(
@@ -391,7 +394,7 @@ class TopicConfig:
         None, _LEVEL, f"compression level, for codecs that have levels ({_LEVELS_IN_WORDS})"
     )
     file_delete_delay_ms: int = _key(
-        60_000, _duration(0), "how long the file of a deleted segment stays for readers that have it open"
+        60_000, _duration(0), "how long the file of a deleted segment is kept for readers that have it open"
     )
     producer_id_expiration_ms: int = _key(
         86_400_000, _duration(1), "how long an unnamed producer is remembered after its last append"
@@ -401,12 +404,12 @@ class TopicConfig:
     )
     local_retention_ms: int = _key(
         AS_RETENTION,
-        _as_retention(_duration(0, UNLIMITED), "retention.ms"),
+        _or_as_retention(_duration(0, UNLIMITED), "retention.ms"),
         "with tiered storage: evict a segment when its newest record is this old",
     )
     local_retention_bytes: int = _key(
         AS_RETENTION,
-        _as_retention(_size(0, INT64_MAX, UNLIMITED), "retention.bytes"),
+        _or_as_retention(_size(0, INT64_MAX, UNLIMITED), "retention.bytes"),
         "with tiered storage: evict the oldest segments while the local ones are larger than this",
     )
     fsync: FsyncPolicy = _key(
@@ -437,21 +440,31 @@ class TopicConfig:
                 ("local.retention.ms", "retention.ms"),
                 ("local.retention.bytes", "retention.bytes"),
             ):
-                least, most = (getattr(self, name.replace(".", "_")) for name in (local_key, key))
-                if most != UNLIMITED and (least == UNLIMITED or least > most):
+                local_limit, limit = (getattr(self, name.replace(".", "_")) for name in (local_key, key))
+                if limit != UNLIMITED and (local_limit == UNLIMITED or local_limit > limit):
                     raise InvalidConfig(
-                        local_key, least, f"at most {key}, which is {most}, or {AS_RETENTION} to use {key}"
+                        local_key, local_limit, f"at most {key}, which is {limit}, or {AS_RETENTION} to use {key}"
                     )
 
     @property
-    def kept_here_ms(self) -> int:
-        """The effective `local.retention.ms`, which may be UNLIMITED."""
+    def effective_local_retention_ms(self) -> int:
+        """The value of `local.retention.ms`, or of `retention.ms` if that applies; may be UNLIMITED."""
         return self.retention_ms if self.local_retention_ms == AS_RETENTION else self.local_retention_ms
 
     @property
-    def kept_here_bytes(self) -> int:
-        """The effective `local.retention.bytes`, which may be UNLIMITED."""
+    def effective_local_retention_bytes(self) -> int:
+        """The value of `local.retention.bytes`, or of `retention.bytes` if that applies; may be UNLIMITED."""
         return self.retention_bytes if self.local_retention_bytes == AS_RETENTION else self.local_retention_bytes
+
+    @property
+    def kept_here_ms(self) -> int:
+        """Former name of `effective_local_retention_ms`."""
+        return self.effective_local_retention_ms
+
+    @property
+    def kept_here_bytes(self) -> int:
+        """Former name of `effective_local_retention_bytes`."""
+        return self.effective_local_retention_bytes
 
     @property
     def deletes(self) -> bool:
@@ -465,16 +478,16 @@ class TopicConfig:
 
     @property
     def compression(self) -> Compression:
-        """How the library compresses batches."""
+        """Codec and level with which the library compresses batches."""
         return compression(self.codec_name, self.compression_level)
 
     def recompresses(self, codec: int) -> bool:
-        """Return whether a Kafka client's batch with this codec (its number) is recompressed with the topic's codec."""
+        """Return whether a Kafka client's batch with the codec number ``codec`` is recompressed."""
         return self.compression_type != PRODUCER and self.compression.codec.number != codec
 
     @property
     def compacts(self) -> bool:
-        """Whether only the last records of each key are kept."""
+        """Whether compaction removes all but the last records of each key."""
         return "compact" in self.cleanup_policy
 
     @classmethod
@@ -491,7 +504,7 @@ class TopicConfig:
         return type(self)(**(kept | _by_field_name(settings)))
 
     def to_mapping(self) -> dict[str, int | float | str]:
-        """Return the keys that differ from their defaults, with dots and JSON values, for `from_mapping`."""
+        """Return the keys whose values are not the defaults, with dots and JSON values, for `from_mapping`."""
         changed: dict[str, int | float | str] = {}
         for name, default in _DEFAULTS.items():
             value = getattr(self, name)
@@ -500,7 +513,7 @@ class TopicConfig:
         return changed
 
     def describe(self) -> list[ConfigLine]:
-        """Return every key with its value and meaning, for people. `from_mapping` accepts these values."""
+        """Return every key with its value and meaning, for display. `from_mapping` accepts these values."""
         lines = []
         for name, kind in _KINDS.items():
             value = getattr(self, name)
@@ -527,7 +540,7 @@ def _by_field_name(settings: Mapping[str, object]) -> dict[str, Any]:
         if name not in _KINDS:
             raise InvalidConfig(key, value, _known_keys(_dotted(name)))
         if name in by_name:
-            raise InvalidConfig(key, value, f"give {_dotted(name)} only once, in one spelling")
+            raise InvalidConfig(key, value, f"the key {_dotted(name)} is given twice, in two spellings")
         by_name[name] = value
     return by_name
 

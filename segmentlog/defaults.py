@@ -1,4 +1,4 @@
-"""Defaults of `segmentlog.open`, in a module without imports, so that importing the package takes no time.
+"""Defaults of `segmentlog.open`, in a module without imports: so importing the package takes no time.
 
 The defaults of topics, and all settings with units or choices, are in `segmentlog.config`.
 """
@@ -10,7 +10,7 @@ SHIP_INTERVAL_MS = 1000
 """Time between uploads to an object store."""
 
 REMOTE_CACHE_BYTES = 1 << 30
-"""Size of the local cache of a store that is read from an object store."""
+"""Size of the local cache of a store that is opened by its URL in an object store."""
 
 OFFSETS_RETENTION_MINUTES = 7 * 24 * 60
 """Like Kafka's `offsets.retention.minutes`."""

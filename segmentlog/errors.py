@@ -1,10 +1,10 @@
-"""Exceptions that carry evidence.
+"""Exceptions. Each has its facts as attributes (path, position, expected, found, ...).
 
-Every error keeps its facts as attributes (path, position, expected, found, ...) and turns them into a message: which
-object, what failed and why, what happened to the data, what to do. Arguments go to ``Exception.__init__`` unchanged,
-so that every error survives pickling: a consumer may run in another process than the code that handles its errors.
+The message states which object failed and why, what happened to the data, and what to do. Constructors pass their
+arguments to ``Exception.__init__`` unchanged, so that every error survives pickling: a consumer may run in another
+process than the code that handles its errors.
 
-`docs/generate.py` makes `docs/errors.md` from the paragraphs *Cause*, *Data* and *Remedy* of the docstrings.
+`docs/generate.py` generates `docs/errors.md` from the paragraphs *Cause*, *Data* and *Remedy* of the docstrings.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class InvalidConfig(SegmentlogError, ValueError):
 class InvalidTopicName(SegmentlogError, ValueError):
     """A topic cannot have this name.
 
-    Cause: the name breaks Kafka's rule (1 to 249 of ``a-z A-Z 0-9 . _ -``), or segmentlog uses it itself.
+    Cause: the name breaks Kafka's rule (1 to 249 of ``a-z A-Z 0-9 . _ -``), or is reserved for segmentlog.
 
     Data: nothing was changed.
 
@@ -124,7 +124,7 @@ class DeserializationError(SegmentlogError, ValueError):
     Cause: the deserializer raised an exception; ``__cause__`` is that exception. Often another program wrote the
     record.
 
-    Data: the record is unchanged. The position of the consumer is this record.
+    Data: the record is unchanged. The consumer stays at this record.
 
     Remedy: skip the record with ``consumer.seek(error.topic, error.partition, error.offset + 1)``, or create the
     consumer with ``on_error="skip"``. ``column`` is "key" or "value", ``data`` its bytes.
@@ -220,7 +220,7 @@ class InvalidWireBatch(SegmentlogError, ValueError):
 
     Data: nothing was appended.
 
-    Remedy: the message names the fault. If the same client fails again and again, update or correct the client.
+    Remedy: the message describes the fault. If a client fails repeatedly, update or correct it.
 
     ``reason`` is one word for programs: magic, length, crc, control, delete_horizon, count, codec, producer,
     producer_id, timestamp, records, size, transaction. ``indices`` are the positions of the wrong records in the
@@ -237,7 +237,7 @@ class InvalidWireBatch(SegmentlogError, ValueError):
     @classmethod
     def unassigned(cls, producer_id: int) -> InvalidWireBatch:
         """Return the error for a batch whose producer id is not its sender's."""
-        why = f"producer id {producer_id} is not one that this store assigned to the user; open a new producer"
+        why = f"this store did not assign producer id {producer_id} to the user; open a new producer"
         return cls("producer_id", why)
 
 
@@ -273,7 +273,7 @@ class LogTruncated(SegmentlogError, LookupError):
     position has read records that no longer exist.
 
     Remedy: undo what your program derived from the lost records, then continue at ``error.lost.end_offset``. Use
-    ``durable_only=True`` to never read records that a power cut can lose.
+    ``durable_only=True`` to read only records that no power cut can lose.
     """
 
     def __init__(self, log: str, offset: int, lost: LostRange) -> None:
@@ -283,7 +283,7 @@ class LogTruncated(SegmentlogError, LookupError):
     def __str__(self) -> str:
         return (
             f"{self.log}: offset {self.offset} is inside the lost range [{self.lost.base_offset},"
-            f" {self.lost.end_offset}) ({self.lost.reason}); history resumes at offset"
+            f" {self.lost.end_offset}) ({self.lost.reason}); the log continues at offset"
             f" {self.lost.end_offset} in epoch {self.lost.epoch}"
         )
 
@@ -317,7 +317,7 @@ class CorruptBatch(SegmentlogError):
 class UnreadableBatch(CorruptBatch):
     """The checksums of a batch are right, but its records do not decode.
 
-    Cause: the writer stored it so, for example a Kafka client with a bug. The disk is not to blame.
+    Cause: the writer has stored a wrong batch, for example a Kafka client with a bug. The disk is not damaged.
 
     Data: the batch is stored unchanged. Its records cannot be read.
 
@@ -372,7 +372,7 @@ class ProcessLimitError(SegmentlogError, OSError):
 
     Cause: too many open files, not enough memory, no permission, a file size limit, an interrupted write (``errno``).
 
-    Data: disk, log and other processes are not affected. ``why`` says what became of the call. If ``appended`` is
+    Data: disk, log and other processes are not affected. ``why`` has the outcome of the call. If ``appended`` is
     true, the records of a durable append are in the log, but may not be on disk yet.
 
     Remedy: remove the cause, then repeat the call on the same objects. If ``appended`` is true, call `Partition.flush`
@@ -427,7 +427,8 @@ class PartitionFailed(SegmentlogError):
 class OffsetGrantExhausted(SegmentlogError):
     """A shipped partition has assigned all offsets that the object store granted.
 
-    Cause: the store was not shipped for too long: the object store cannot be reached, or no process ships.
+    Cause: the store was not shipped for too long: the object store cannot be reached, or no process ships. After a
+    takeover the first append to a partition may wait for an upload.
 
     Data: nothing of the call was appended. Reading works.
 
@@ -497,7 +498,7 @@ class StoreFenced(SegmentlogError):
 class ObjectStoreError(SegmentlogError):
     """A request to the object store failed.
 
-    Cause: network, credentials, permissions, or a fault of the object store; ``why`` has its answer.
+    Cause: network, credentials, permissions, or a fault of the object store. ``why`` has the details.
 
     Data: nothing was lost. Shipping repeats failed uploads; local appends and reads continue.
 
@@ -526,6 +527,62 @@ class SegmentGone(ObjectStoreError):
     def __init__(self, url: str, what: str, why: str) -> None:
         super().__init__(url, what, why, False)
         self.args = (url, what, why)
+
+
+class ConditionIgnored(ObjectStoreError):
+    """The object store ignores the conditions of conditional puts, so two machines could overwrite each other.
+
+    Cause: the object store reported success for a put although its condition (If-Match, If-None-Match) was false. Some
+    servers that are compatible with S3 lack these conditions, or lose them when requests are simultaneous.
+
+    Data: segmentlog refuses to ship to this object store, or to run a cluster on it. Another process may have
+    overwritten the object ``what``.
+
+    Remedy: use another object store, or a newer release of it. ``segmentlog cluster check URL`` tests an object store.
+    """
+
+    def __init__(self, url: str, what: str, why: str) -> None:
+        super().__init__(url, what, why, False)
+        self.args = (url, what, why)
+
+
+class CoordinatorUnreachable(SegmentlogError):
+    """The coordinator of a cluster, such as an object store, did not answer.
+
+    Cause: the network, or a fault or an overload of the coordinator; ``why`` has the details.
+
+    Data: nothing was lost. The leader continues to append and acknowledge. Leader and in-sync replicas stay the same
+    until the coordinator answers.
+
+    Remedy: check the address and the network, then try again.
+    """
+
+    def __init__(self, url: str, why: str) -> None:
+        super().__init__(url, why)
+        self.url, self.why = url, why
+
+    def __str__(self) -> str:
+        return f"{self.url}: the coordinator cannot be reached: {self.why}. Check the address and the network"
+
+
+class CoordinatorRefused(SegmentlogError):
+    """The coordinator of a cluster refused a request, or its document is unusable. Retries fail, too.
+
+    Cause: wrong credentials, missing permissions, a bucket that does not exist; or the cluster document is missing,
+    damaged, contradictory, or of a later release. ``why`` names the cause.
+
+    Data: nothing was lost, and the leader continues. Leader and in-sync replicas stay the same.
+
+    Remedy: correct the credentials, the permissions or the URL, or upgrade this machine. Never replace the document by
+    an older version of it: the cluster would use its terms a second time, and could lose acknowledged records.
+    """
+
+    def __init__(self, url: str, why: str) -> None:
+        super().__init__(url, why)
+        self.url, self.why = url, why
+
+    def __str__(self) -> str:
+        return f"{self.url}: the coordinator cannot be used: {self.why}"
 
 
 class ShippingRefused(SegmentlogError):
@@ -567,7 +624,7 @@ class PartitionBusy(SegmentlogError):
 
 
 class ReadOnlyStore(SegmentlogError):
-    """A call wants to write to a store that is open read-only.
+    """A call that writes was made on a store that is open read-only.
 
     Cause: it was opened with ``read_only=True``; it is a replica or open by its URL; or this user may not write its
     files.
@@ -688,15 +745,15 @@ class ProducerNameInUse(SegmentlogError):
     def __str__(self) -> str:
         return (
             f"the name {self.producer!r} belongs to {self.holder}. In the library, a new instance of a producer"
-            " continues the sequence numbers of its name. Kafka's begins at 0, so they cannot share a name; choose"
-            " another name"
+            " continues the sequence numbers of its name. A new instance of a Kafka client begins at 0. So they cannot"
+            " share a name; choose another name"
         )
 
 
 class OutOfOrderSequence(SegmentlogError):
     """The sequence number of a batch does not follow the last one of its producer.
 
-    Cause: a batch before it is missing, often because the program sent a batch again after a failure in another order.
+    Cause: an earlier batch is missing. For example, the program has sent failed batches again in another order.
 
     Data: nothing of the call was appended.
 
@@ -736,7 +793,7 @@ class TransactionAborted(SegmentlogError):
 class ConsumerFenced(SegmentlogError):
     """A member of a group tried to commit an offset of a partition that it no longer has.
 
-    Cause: the member asked for no record for ``max_poll_interval_ms``, so another member got its partitions.
+    Cause: the member requested no record for ``max_poll_interval_ms``, so another member got its partitions.
 
     Data: nothing was committed. Another member reads the records since the last commit again.
 
@@ -758,7 +815,7 @@ class ConsumerFenced(SegmentlogError):
 class ConsumerBusy(SegmentlogError):
     """Two threads use one consumer at the same time.
 
-    Cause: a thread asked for records while another thread iterated over the consumer.
+    Cause: a thread requested records while another thread iterated over the consumer.
 
     Data: nothing was changed; the iteration of the first thread continues.
 
@@ -771,7 +828,7 @@ class ConsumerBusy(SegmentlogError):
 
     def __str__(self) -> str:
         return (
-            f"thread {self.thread} asked a consumer for records while thread {self.user} iterates over it:"
+            f"thread {self.thread} requested records of a consumer while thread {self.user} iterates over it:"
             " give each thread its own consumer (with group= they share the partitions), or end that iteration"
         )
 
@@ -815,7 +872,7 @@ class GroupInUse(SegmentlogError):
     def __str__(self) -> str:
         return (
             f"group {self.group!r} is held by {self.holder}. Stop them and join again, or join another group."
-            " Committed offsets stay: either kind of member continues where the other stopped"
+            " Committed offsets are kept: members of either kind continue at the offsets that the others committed"
         )
 
 

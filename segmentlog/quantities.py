@@ -61,7 +61,7 @@ def parse_size(value: object) -> int:
 def parse_duration_ms(value: object) -> int:
     """Return milliseconds for `7d`, `1h30m`, `1.5h`, `500ms`, `500`, an int or a timedelta.
 
-    "No limit" is written as for a size, and returns UNLIMITED (-1). Raises ValueError for anything else.
+    For "no limit", the words of `parse_size`, returns UNLIMITED (-1). Raises ValueError for anything else.
     """
     if not isinstance(value, str | int):
         from datetime import timedelta  # seldom needed, and loading it would slow down every command
@@ -69,16 +69,16 @@ def parse_duration_ms(value: object) -> int:
         if isinstance(value, timedelta):
             whole, rest = divmod(value, timedelta(milliseconds=1))
             if rest or whole < 0:
-                raise ValueError(f"{value!r} is not a time of whole milliseconds")
+                raise ValueError(f"{value!r} is not a whole number of milliseconds, at least 0")
             return whole
     return _parse_quantity(value, _DURATION_UNITS_MS, "a time such as 7d, 1h30m or 500ms")
 
 
 def milliseconds_of(moment: date) -> int:
-    """Return milliseconds from 1970 to a datetime or the first moment of a date, rounded down; negative before 1970.
+    """Return a datetime as milliseconds since 1970, rounded down; negative before 1970. A date means its first moment.
 
-    Without a zone, it is local time. At both ends of the calendar, where local time cannot be computed, it is taken as
-    UTC, so that `datetime.min` is before and `datetime.max` after every time. Raises ValueError for pandas' NaT.
+    A datetime without a zone is local time. Near `datetime.min` and `datetime.max` local time cannot be computed, so
+    UTC is used: the former is before and the latter after every other time. Raises ValueError for pandas' NaT.
     """
     from datetime import UTC, datetime, time, timedelta
 
@@ -116,7 +116,7 @@ def _as_integer(value: object) -> int | None:
 
 
 def _sum_of_parts(text: str, units: Mapping[str, int]) -> int | None:
-    """Return the sum of `number unit` parts, in integers, so that no digit is rounded away."""
+    """Return the sum of the parts of a text such as `1h30m`, without rounding; None for an invalid text."""
     text = text.strip().lower()
     if text in _UNLIMITED_WORDS:
         return UNLIMITED
@@ -139,7 +139,7 @@ def _sum_of_parts(text: str, units: Mapping[str, int]) -> int | None:
 
 
 def format_size(size_bytes: int, *, exact: bool = False) -> str:
-    """Return `64MiB`, `1.3GiB`, `512B`: rounded to one decimal, or if `exact`, a text that parses back."""
+    """Return `64MiB`, `1.3GiB`, `512B`: rounded to one decimal; if `exact`, a text that `parse_size` converts back."""
     if size_bytes == UNLIMITED:
         return "unlimited"
     units = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -155,7 +155,7 @@ def format_size(size_bytes: int, *, exact: bool = False) -> str:
 
 
 def format_duration_ms(duration_ms: int) -> str:
-    """Return `7d`, `1h30m`, `500ms`: exact, so that it parses back."""
+    """Return `7d`, `1h30m`, `500ms`: exact, so that `parse_duration_ms` converts it back."""
     if duration_ms in (UNLIMITED, UNLIMITED_MS):
         return "unlimited"
     text, rest = "", duration_ms
@@ -167,7 +167,7 @@ def format_duration_ms(duration_ms: int) -> str:
 
 
 def format_time(timestamp_ms: int) -> str:
-    """Return a timestamp in local time, to the millisecond; `-` for none (-1)."""
+    """Return a timestamp as text, in local time with milliseconds; `-` for a record without a timestamp (-1)."""
     if timestamp_ms == NO_TIMESTAMP:
         return "-"
     from datetime import datetime  # slow to load, and few need it

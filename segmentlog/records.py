@@ -1,4 +1,4 @@
-"""The basic values: a record, names of partitions, and reports."""
+"""Basic values: records, names of partitions, and reports."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ Headers = tuple[tuple[str, bytes | None], ...]
 """Headers of one record, in order. A name may occur several times, and a value may be null."""
 
 
+# A msgspec struct, not a named tuple: C code creates it in 64 ns (through ``map``) instead of 270 ns.
 class Record(msgspec.Struct, Generic[K, V], frozen=True, gc=False):
-    """One record as a reader gets it.
+    """A record that was read.
 
     ``timestamp`` is in milliseconds since 1970 UTC; ``epoch`` is the leader epoch in which the record was appended. In
     a compacted topic, a null ``value`` is a tombstone. Key and value are bytes or None, or the objects of a consumer's
-    deserializers. (A msgspec struct: built in C, 64 ns each through ``map``, against 270 ns for a named tuple.)
+    deserializers.
     """
 
     topic: str
@@ -39,7 +40,7 @@ class Record(msgspec.Struct, Generic[K, V], frozen=True, gc=False):
 
 
 class TopicPartition(NamedTuple):
-    """The name of a partition."""
+    """A partition by the name of its topic."""
 
     topic: str
     partition: int
@@ -49,7 +50,7 @@ class TopicPartition(NamedTuple):
 
 
 class PartitionId(NamedTuple):
-    """A partition of the topic with this id, whatever the topic's name is now."""
+    """A partition by the id of its topic, which a rename of the topic does not change."""
 
     topic_id: str
     partition: int
@@ -63,7 +64,7 @@ class EpochStart(msgspec.Struct, frozen=True, gc=False):
 
 
 class LostRange(msgspec.Struct, frozen=True, gc=False):
-    """Offsets ``[base_offset, end_offset)`` that have no record, and never will.
+    """Offsets ``[base_offset, end_offset)`` that have no records, and will never have any.
 
     Records that had these offsets before a crash or a truncation are lost. Usually most offsets of a range never had a
     record, because after a crash the log continues far beyond the last one. ``epoch`` is the epoch in which the log
@@ -90,7 +91,7 @@ class RecoveryReport(msgspec.Struct, frozen=True):
     """The result of opening a partition.
 
     verdict          ``new``            an empty partition was created
-                     ``live``           the page cache is as the last process left it: nothing to do
+                     ``live``           the machine has not restarted since the last process: nothing to do
                      ``clean``          closed cleanly before the machine was restarted: nothing to do
                      ``torn write``     a process died during an append; its bytes were truncated
                      ``machine death``  scanned from the recovery point; the log continues at its offset ceiling
@@ -99,8 +100,8 @@ class RecoveryReport(msgspec.Struct, frozen=True):
                      ``no checkpoint``  scanned completely; continues far beyond offsets that may have been assigned
     scanned_bytes    bytes of the log that were read and checked
     truncated_bytes  bytes removed at the end of the log, kept in ``quarantine_path``
-    lost             the range of offsets that this recovery gave up, or None
-    why              the evidence, as a sentence
+    lost             the lost range that this recovery created, or None
+    why              the reason for the verdict, as a sentence
     """
 
     verdict: str
@@ -150,7 +151,7 @@ class RetentionReport(msgspec.Struct, frozen=True):
     rolled: bool = False
     """Whether the active segment was sealed because of its age."""
     busy: bool = False
-    """Whether another thread or process has the partition locked: then nothing was done."""
+    """Whether nothing was done because another thread or process has the partition locked."""
 
     @property
     def size_bytes(self) -> int:
@@ -164,7 +165,7 @@ class CompactionReport(msgspec.Struct, frozen=True):
     topic: str
     partition: int
     cleaned_offset: int = 0
-    """No key has more records below this offset than `compaction.keep.last`."""
+    """Before this offset, no key has more records than `compaction.keep.last`."""
     passes: int = 0
     """Number of offset maps that were needed."""
     records_before: int = 0
@@ -184,4 +185,4 @@ class CompactionReport(msgspec.Struct, frozen=True):
     bytes_written: int = 0
     seconds: float = 0.0
     busy: bool = False
-    """Whether another thread or process has the partition locked: then nothing was done."""
+    """Whether nothing was done because another thread or process has the partition locked."""

@@ -1,4 +1,4 @@
-"""The public store object: creates its parts on first use, and passes calls on to them."""
+"""The public store object. It creates its parts at their first use, and delegates calls to them."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class LogStore(Clients):
             raise InvalidConfig("offsets.retention.minutes", offsets_retention_minutes, "a whole number of at least 1")
         self._offsets_retention_ms = offsets_retention_minutes * 60_000
         clock = clock or Clock()
-        clock.steady_ms()  # from now on, a jump of the wall clock is detected
+        clock.steady_ms()  # from this call on, the clock detects jumps of the wall clock
         self._mutex = fork_safety.reentrant_lock(self, "_mutex")
         self._group_offsets: CommittedOffsetsView | None = None
         self._groups: Groups | None = None
@@ -239,9 +239,9 @@ class LogStore(Clients):
         partitions: int | None = None,
         **options: object,
     ) -> Topic:
-        """Change keys of a topic's configuration, or add partitions, while any processes use it.
+        """Change keys of a topic's configuration, or add partitions, even while other processes use the topic.
 
-        With more partitions, keys may go to other partitions from now on. The number of partitions cannot shrink.
+        After an increase of partitions, a key may be sent to another partition than before. The number cannot decrease.
         Durable when it returns; later appends use the new configuration.
         """
         self._topics.check_writable("alter a topic")
@@ -260,7 +260,7 @@ class LogStore(Clients):
         self._topics.check_writable("delete a topic")
         check_topic_name(name)
         if topic_id is not None and not is_topic_id(topic_id):
-            raise InvalidConfig("topic_id", topic_id, "the id of a topic, as `Topic.id` has it")
+            raise InvalidConfig("topic_id", topic_id, "the id of a topic: see `Topic.id`")
         self._topics.delete(name, topic_id)
         self._delete_orphaned_offsets()
 
@@ -276,13 +276,13 @@ class LogStore(Clients):
         return self._topics.rename(name, new_name)
 
     def topic_names(self, topic_ids: Iterable[str]) -> dict[str, str]:
-        """Return the names of the existing topics among ``topic_ids``, and possibly of others; for messages."""
+        """Return topic names by id, for display: at least those of ``topic_ids`` that exist."""
         return self._topics.topic_names(topic_ids)
 
     def open_partition(self, name: str, number: int, topic_id: str | None = None) -> Partition:
         """Return a partition; always the same object. Raises `UnknownTopic`.
 
-        With ``topic_id``, also raises it if the name belongs to another topic now.
+        With ``topic_id``, raises `UnknownTopic` also if the name belongs to another topic now.
         """
         return self._topics.open_partition(name, number, topic_id)
 
@@ -291,13 +291,13 @@ class LogStore(Clients):
         return self._topics.opened_partitions()
 
     def recovery_reports(self) -> dict[tuple[str, int], RecoveryReport]:
-        """Return the result of opening, for each partition that was opened so far."""
+        """Return the recovery report of each partition that this process has opened."""
         return self._topics.recovery_reports()
 
     # ------------------------------------------------------------ services of producers and consumers
 
     def _create_offsets_log(self) -> Partition:
-        """Return the log of committed offsets, for transactions that commit some."""
+        """Return the log of committed offsets, for transactions that commit offsets."""
         return self.group_offsets.open_or_create_log()
 
     @property
@@ -323,7 +323,7 @@ class LogStore(Clients):
             return 1.0
 
     def _holds_producer(self, producer_id: int) -> bool:
-        """Return whether a producer name may have this producer id; True while the names have not been read."""
+        """Return whether a producer name may have this producer id; True as long as the names are not read yet."""
         transactions = self._transactions
         if self._topics.is_closed:
             return True
@@ -374,7 +374,7 @@ class LogStore(Clients):
             self.group_offsets.delete_offsets_of_topics(self._topics.missing(self.group_offsets.topic_ids()))
 
     def _run_periodic_work(self, now_ms: int) -> None:
-        """Run the periodic work of the whole store: remove leftovers of topics, expire committed offsets."""
+        """Run the periodic work of the whole store: finish incomplete changes of topics, expire committed offsets."""
         self._topics.administration.sweep()
         if self._topics.has(OFFSETS_TOPIC) and self.groups.expire_if_due(now_ms, self._offsets_retention_ms):
             self._delete_orphaned_offsets()
@@ -406,10 +406,11 @@ class LogStore(Clients):
     ) -> ShipResult:  # fmt: skip
         """Upload everything appended so far to an object store; return once it is stored there.
 
-        ``topics`` are names and patterns; empty: those of the last time, or all at first. ``bytes_per_s`` limits the
-        upload; ``progress`` is called with (bytes uploaded, total bytes). Raises `ShippingRefused` (the URL has another
-        store, another process is shipping, or a partition cannot be shipped), `StoreFenced`, `ObjectStoreError`,
-        `InvalidConfig`.
+        ``topics`` are names and patterns. If it is empty, the topics of the last call are shipped; in the first call,
+        all topics. ``bytes_per_s`` limits the upload. ``progress`` is called with (bytes uploaded, total bytes).
+
+        Raises `ShippingRefused` (the URL has another store, another process is shipping, or a partition cannot be
+        shipped), `StoreFenced`, `ObjectStoreError`, `InvalidConfig`.
         """
         self._remote_reader.add_url(url)
         return self.shipping.ship(url, topics=topics, bytes_per_s=bytes_per_s, progress=progress)
@@ -422,9 +423,9 @@ class LogStore(Clients):
         return self.shipping.run_cycle(now_ms)
 
     def refresh_tick(self) -> bool:
-        """Check the URL of the store for new uploads; with ``background`` a thread calls this.
+        """Read new uploads from the URL of the store. With ``background`` a thread calls this.
 
-        Return False if there was nothing new. Raises `ObjectStoreError`, `ShippingRefused`, and `InvalidConfig` for a
+        Return False if there are none. Raises `ObjectStoreError`, `ShippingRefused`, and `InvalidConfig` for a
         store that was opened in a folder.
         """
         if self._attached is None:
@@ -435,7 +436,7 @@ class LogStore(Clients):
     # ------------------------------------------------------------ background, closing
 
     def flush_tick(self, now_ms: int | None = None) -> float:
-        """Run one cycle of the flusher; see `Background.flush_tick`. With ``background`` a thread calls this.
+        """Run one cycle of the flusher; see `BackgroundWork.flush_tick`. With ``background`` a thread calls this.
 
         It also closes producers that were dropped with unsent records.
         """
@@ -444,17 +445,17 @@ class LogStore(Clients):
         return self._topics.background.flush_tick(now_ms)
 
     def retention_tick(self, now_ms: int | None = None) -> float:
-        """Run one cycle of retention; see `Background.retention_tick`. With ``background`` a thread calls this."""
+        """Run one cycle of retention; see `BackgroundWork.retention_tick`. With ``background`` a thread calls this."""
         self._topics.check_writable("delete old segments")
         return self._topics.background.retention_tick(now_ms)
 
     def cleaner_tick(self, now_ms: int | None = None) -> float:
-        """Run one cycle of compaction; see `Background.cleaner_tick`. With ``background`` a thread calls this."""
+        """Run one cycle of compaction; see `BackgroundWork.cleaner_tick`. With ``background`` a thread calls this."""
         self._topics.check_writable("compact")
         return self._topics.background.cleaner_tick(now_ms)
 
     def scrub_tick(self, now_ms: int | None = None) -> float:
-        """Run one cycle of the scrubber; see `Background.scrub_tick`. With ``background`` a thread calls this."""
+        """Run one cycle of the scrubber; see `BackgroundWork.scrub_tick`. With ``background`` a thread calls this."""
         self._topics.check_open()
         return self._topics.background.scrub_tick(now_ms)
 
@@ -473,7 +474,7 @@ class LogStore(Clients):
         return self._topics.ship_signals.is_shipping
 
     def health(self) -> dict[str, str]:
-        """Return problems by name: failed partitions, and background work that keeps failing."""
+        """Return problems by name: partitions that reject appends, and background work that keeps failing."""
         problems = self._topics.health()
         if self._transactions is not None:
             for producer, why in self._transactions.errors.items():
@@ -529,7 +530,7 @@ class LogStore(Clients):
 
     @property
     def unsent_count(self) -> int:
-        """Number of records that producers of this store have not appended yet."""
+        """Number of records that were sent by producers of this store, but are not appended yet."""
         return 0 if self._producers is None else self._producers.unsent_count
 
 

@@ -6,14 +6,14 @@ import unicodedata
 
 
 def visible(text: str) -> str:
-    """Return the text with escapes for characters that are invisible or would move the text around them."""
+    """Return the text with escapes for control characters and for characters that are invisible or reorder it."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(map(_visible_character, text))
 
 
 def in_line(text: str) -> str:
-    """Return the text as `visible` does, on one line."""
+    """Return the text as `visible` does, and also escape line breaks and tabs."""
     return visible(text).replace("\n", "\\n").replace("\t", "\\t")
 
 

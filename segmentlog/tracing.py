@@ -1,6 +1,6 @@
 """OpenTelemetry traces across a topic: record headers carry the trace context.
 
-    store.producer()                                  # adds traceparent and tracestate (W3C) to records sent in a span
+    store.producer()                                  # in a span, adds traceparent and tracestate (W3C) to records
     with tracing.processing(record): ...              # a span of the same trace around the consumer's work
 
 OpenTelemetry is not imported unless the program has imported it or requests it. Extra: ``otel``.
@@ -46,7 +46,7 @@ class Carrier:
         self._last: tuple[Any, Headers] = (None, ())
 
     def headers(self) -> Headers:
-        """Return the headers for the current span; empty without a span."""
+        """Return the headers with the context of the current span; empty if there is no span."""
         context = self._trace.get_current_span().get_span_context()
         if not context.is_valid:
             return ()
@@ -62,7 +62,7 @@ class Carrier:
         return headers
 
     def added(self, headers: Sequence[tuple[str, bytes | None]] | None) -> Sequence[tuple[str, bytes | None]] | None:
-        """Return a record's headers with those of the span, unless they already have trace context."""
+        """Return a record's headers, with those of the current span unless they have trace context already."""
         of_span = self.headers()
         if not of_span:
             return headers
@@ -73,14 +73,14 @@ class Carrier:
     def added_to_all(
         self, headers: Sequence[Sequence[tuple[str, bytes | None]] | None] | None, count: int
     ) -> Sequence[Sequence[tuple[str, bytes | None]] | None] | None:
-        """Add the span's headers to each record of a list."""
+        """Return the headers of a list of records, each with those of the current span."""
         of_span = self.headers()
         if not of_span:
             return headers
         return [of_span] * count if headers is None else [self.added(own) for own in headers]
 
     def sending(self, topic: str, count: int) -> contextlib.AbstractContextManager[object]:
-        """Return a span for a call that sends, or an empty context if spans are off."""
+        """Return a context with a span for a call that sends; without a span if spans are off."""
         if not self._makes_spans:
             return contextlib.nullcontext()
         span: contextlib.AbstractContextManager[object] = _tracer().start_as_current_span(
@@ -90,7 +90,10 @@ class Carrier:
 
 
 def carrier_of(tracing: Tracing) -> Carrier | None:
-    """Return the carrier for an option; None if traces are off. Raises `InvalidConfig`, also without OpenTelemetry."""
+    """Return the carrier for a trace mode; None if traces are off.
+
+    Raises `InvalidConfig` for an invalid mode, or if OpenTelemetry is not installed.
+    """
     if not isinstance(tracing, str) or tracing not in ("auto", "headers", "spans", "off"):
         raise InvalidConfig("tracing", tracing, "'auto', 'headers', 'spans' or 'off'")
     if tracing == "off":
@@ -103,7 +106,7 @@ def carrier_of(tracing: Tracing) -> Carrier | None:
 
 
 def context_of(record: Record[Any, Any]) -> Context:
-    """Return the context in which a record was sent, for `start_span`; without a span if it carries none."""
+    """Return the trace context that a record's headers carry, for `start_span`; empty if they carry none."""
     _api()
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -111,7 +114,7 @@ def context_of(record: Record[Any, Any]) -> Context:
 
 
 def link_of(record: Record[Any, Any]) -> Link | None:
-    """Return a link to the span in which a record was sent; None if it carries none."""
+    """Return a link to the span in which a record was sent; None if its headers carry no trace context."""
     trace = _api()
     context = trace.get_current_span(context_of(record)).get_span_context()
     return trace.Link(context) if context.is_valid else None
@@ -122,8 +125,8 @@ def processing(
 ) -> contextlib.AbstractContextManager[Span]:
     """Return a span ``process TOPIC`` for the processing of one record; it is the current span within the context.
 
-    Its parent is the span in which the record was sent, and it has a link to that span. With ``in_its_trace=False``, or
-    for a record without trace context, its parent is the current span.
+    The parent of the new span is the span in which the record was sent, and the new span has a link to it. With
+    ``in_its_trace=False``, or for a record without trace context, the parent is the current span.
     """
     trace = _api()
     link = link_of(record)
@@ -144,7 +147,7 @@ def processing(
 def processing_many(records: Iterable[Record[Any, Any]], *, group: str | None = None) -> Iterator[Span]:
     """Yield one span for the processing of several records of a topic, with links to the spans of the records.
 
-    Its parent is the current span. It has at most 128 different links.
+    The parent of the new span is the current span. The new span has at most 128 different links.
     """
     trace = _api()
     count, topic = 0, ""
@@ -171,7 +174,7 @@ def _fields_of(headers: Headers) -> Mapping[str, str]:
 
 
 def _attributes(operation: str, topic: str, count: int | None) -> dict[str, Any]:
-    """Return attributes according to the semantic conventions for messaging."""
+    """Return span attributes according to OpenTelemetry's semantic conventions for messaging."""
     attributes: dict[str, Any] = {
         "messaging.system": "segmentlog",
         "messaging.operation.name": operation,
@@ -192,5 +195,5 @@ def _api() -> Any:
         return importlib.import_module("opentelemetry.trace")
     except ImportError as error:
         install = "pip install '.[otel]' in a clone of segmentlog"
-        message = f"'auto' or 'off' without the package opentelemetry-api ({install})"
+        message = f"install the package opentelemetry-api ({install}), or use 'auto' or 'off'"
         raise InvalidConfig("tracing", "on", message) from error

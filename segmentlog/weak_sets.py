@@ -1,4 +1,4 @@
-"""Read a weak set that other threads add to."""
+"""Read a weak set while other threads add members."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def members_of(weak: weakref.WeakSet[T]) -> list[T]:
-    """Return the members of a weak set. Safe while other threads add members, which may or may not be included.
+    """Return the members of a weak set. Other threads may add members meanwhile; these may be missing.
 
     `list(weak)` and `weak.copy()` are not safe: both loop in Python, and raise RuntimeError if a thread adds a member
     meanwhile.

@@ -85,7 +85,7 @@ def test_texts() -> None:
     assert text_codec().deserialize("t", ["ä".encode(), None]) == ["ä", None]
     with pytest.raises(TypeError, match="expected a str, found int"):
         text_codec().serialize("t", [3])  # type: ignore[list-item]
-    with pytest.raises(InvalidConfig, match="an encoding of texts"):
+    with pytest.raises(InvalidConfig, match="the name of a text encoding"):
         text_codec("utf-88")
 
 

@@ -315,9 +315,12 @@ def test_a_bad_value_is_named_with_what_is_accepted(key, value, accepted):
 
 def test_what_is_kept_here_is_part_of_what_is_kept():
     """As in Kafka: -2 stands for the retention of all, and more than that is refused once the topic is tiered."""
-    assert (TopicConfig().kept_here_ms, TopicConfig().kept_here_bytes) == (7 * 86_400_000, -1)
+    assert (TopicConfig().effective_local_retention_ms, TopicConfig().effective_local_retention_bytes) == (
+        7 * 86_400_000,
+        -1,
+    )
     config = TopicConfig.from_mapping({"remote.storage.enable": "true", "local.retention.ms": "1h"})
-    assert (config.remote_storage_enable, config.kept_here_ms) == (True, 3_600_000)
+    assert (config.remote_storage_enable, config.effective_local_retention_ms) == (True, 3_600_000)
     assert config.to_mapping() == {"remote.storage.enable": True, "local.retention.ms": 3_600_000}
     assert TopicConfig.from_mapping(config.to_mapping()) == config
     assert TopicConfig.from_mapping({"local.retention.ms": "-2", "local.retention.bytes": -2}).to_mapping() == {}
@@ -348,7 +351,7 @@ def test_an_unknown_key_without_a_neighbour():
 
 def test_a_key_given_twice_is_refused():
     """Two spellings of one key leave open which of them was meant."""
-    with pytest.raises(InvalidConfig, match=r"segment\.bytes only once"):
+    with pytest.raises(InvalidConfig, match=r"segment\.bytes is given twice"):
         TopicConfig.from_mapping({"segment.bytes": 1024, "segment_bytes": 2048})
 
 

@@ -19,7 +19,7 @@ from segmentlog.objects.bucket.url import open_bucket
 from segmentlog.objects.restore.restore import restore
 from segmentlog.objects.takeover import take_over
 from segmentlog.records import TopicPartition
-from segmentlog.spark.query_lag import behind
+from segmentlog.spark.query_lag import measure_lag
 from segmentlog.store import LogStore
 
 RECORDS = 73
@@ -145,6 +145,6 @@ def test_how_far_a_query_of_spark_is_behind(store: LogStore) -> None:
                 }
             ]
         }
-        found = behind(progress, store.path)
+        found = measure_lag(progress, store.path)
         assert found.total == waiting
         assert bool(found.size_bytes) == bool(waiting)

@@ -100,6 +100,9 @@ def test_a_command_has_its_former_name_too(former: str, name: str) -> None:
 
 
 def test_former_members_of_public_classes() -> None:
-    """`WireAppended.owes_sync` and `LogHandler.flushed` mean what their new names mean."""
+    """`WireAppended.owes_sync`, `LogHandler.flushed` and `TopicConfig.kept_here_ms` mean what their new names mean."""
     assert segmentlog.WireAppended(0, 1, -1, 0, 1, True).owes_sync
     assert segmentlog.LogHandler.flushed is segmentlog.LogHandler.flush_within
+    config = segmentlog.TopicConfig(retention_ms=7_000, local_retention_ms=3_000, retention_bytes=5_000)
+    assert config.kept_here_ms == config.effective_local_retention_ms == 3_000
+    assert config.kept_here_bytes == config.effective_local_retention_bytes == 5_000

@@ -234,7 +234,7 @@ def test_a_chunk_that_fails_keeps_later_lines_back(
             loggers[number % 3].info("before %d", number, extra={"noise": noise})
             assert handler.flush_within(10)
         fs.fail(method, errno.ENOSPC if method == "pwritev" else errno.EIO, call=call)
-        with handler._turn:  # the thread waits: one flush gets all of them
+        with handler._append_lock:  # the thread waits: one flush gets all of them
             for number in range(10):  # two or three a chunk
                 loggers[number % 3].info("%02d", number, extra={"noise": noise})
         assert handler.flush_within(20)
@@ -265,7 +265,7 @@ def test_lines_after_a_refused_chunk_are_not_taken_for_refused(
             return delivery
 
         handler._producer.send = send_and_lower  # type: ignore[method-assign]
-        with handler._turn:
+        with handler._append_lock:
             for number, size in enumerate((10, 60_000, 10, 90_000, 10)):
                 logger.info("%d", number, extra={"noise": os.urandom(size).hex()})
         assert handler.flush_within(20)
@@ -296,7 +296,7 @@ def test_who_flushes_and_the_thread_append_nothing_twice(
         flushing = threading.Thread(target=handler.flush_within, args=(10,))
         flushing.start()
         assert is_there.wait(10)
-        handler._tick()  # as the thread that has begun by now
+        handler._run_cycle()  # as the thread that has begun by now
         go_on.set()
         flushing.join(10)
         assert handler.flush_within(10)

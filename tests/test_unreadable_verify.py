@@ -261,7 +261,7 @@ def test_repair_of_damage_leaves_it(tmp_path: Path, capfd: pytest.CaptureFixture
     assert command(store, "repair", "--yes") == 4
     out, err = capfd.readouterr()
     assert "recorded as lost: damaged, cut out by a repair" in out
-    assert "unreadable batches kept: 1" in err
+    assert "1 unreadable batches were kept" in err
     assert [one.severity for one in findings(store) if one.severity != "note"] == ["unreadable"]
     assert readable(store) == {4: b"after 0"}
     assert command(store, *DROP) == 0

@@ -1,4 +1,4 @@
-"""Run calls of asynchronous clients in pool threads, and return their results to the event loop."""
+"""Run calls of asynchronous clients in pool threads, and deliver the results to the event loop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Closable(Protocol):
-    """A producer or consumer."""
+    """A producer or consumer, which can be closed."""
 
     def close(self) -> None: ...
 
@@ -34,13 +34,13 @@ class Mailbox:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self._left: deque[Callable[[], object]] = deque()
+        self._calls: deque[Callable[[], object]] = deque()
         self._is_woken = False
 
     def post(self, call: Callable[[], object]) -> bool:
-        """Queue a call, which must not raise, for the loop; return False if the loop is closed."""
-        self._left.append(call)
-        if self._is_woken:  # the flag is reset before calls are taken out
+        """Queue a call for the loop. The call must not raise. Return False if the loop is closed."""
+        self._calls.append(call)
+        if self._is_woken:  # `_deliver` resets the flag before it runs the calls
             return True
         self._is_woken = True
         try:
@@ -51,89 +51,89 @@ class Mailbox:
 
     def _deliver(self) -> None:
         self._is_woken = False
-        for _ in range(len(self._left)):
-            self._left.popleft()()
+        for _ in range(len(self._calls)):
+            self._calls.popleft()()
 
 
 class LoopBridge:
-    """Runs the calls of one client in pool threads, one after the other. Use it in the event loop's thread.
+    """Runs the calls of one client in pool threads, one call at a time. Use it in the event loop's thread.
 
-    A queued call is run even if the task that waits for it is cancelled.
+    A queued call runs even if the task that waits for it is cancelled.
     """
 
     def __init__(self, what: str) -> None:
-        """Use the running event loop; ``what`` names the client in errors."""
+        """Create a bridge to the running event loop. ``what`` names the client in errors."""
         self.loop = asyncio.get_running_loop()
         self.mailbox = Mailbox(self.loop)
         self._what = what
         self._calls: deque[Callable[[], object]] = deque()
         self._is_running = False
-        self._served_by: SimpleQueue[Callable[[], object] | None] | None = None
+        self._redirected_to: SimpleQueue[Callable[[], object] | None] | None = None
         self.thread_id = threading.get_ident()
-        """Ident of the event loop's thread."""
+        """Id of the event loop's thread."""
         self._mutex = fork_safety.lock(self, "_mutex")
-        self._made_in = fork_safety.generation()
+        self._fork_generation = fork_safety.generation()
         pool.add_user(self)
 
     def check_loop(self) -> None:
         """Raise `SegmentlogError` in another event loop, `StoreClosed` in a forked child."""
-        if self._made_in != fork_safety.generation():
+        if self._fork_generation != fork_safety.generation():
             raise StoreClosed.forked(self._what)
         if asyncio.get_running_loop() is not self.loop:
             raise SegmentlogError(f"this {self._what} belongs to another event loop: create one in each event loop")
 
     def call(self, call: Callable[[], T]) -> asyncio.Future[T]:
-        """Queue a call; return a future of its result. Cancelling the future does not cancel the call."""
+        """Queue a call, and return a future of its result. Cancelling the future does not cancel the call."""
         self.check_loop()
         future: asyncio.Future[T] = self.loop.create_future()
-        self.queue(lambda: self._make(call, future))
+        self.queue(lambda: self._run_call(call, future))
         return future
 
     async def create(self, make: Callable[[], M]) -> M:
-        """Run ``make`` and return the client that it creates; end this bridge if it fails.
+        """Run ``make`` and return the client that it creates. If ``make`` fails, end this bridge.
 
-        If the caller is cancelled before ``make`` starts, no client is created. If it is cancelled later, the client is
-        closed once it exists: it may hold a producer name, for example, which the next client needs.
+        If the caller is cancelled before ``make`` starts, no client is created. If the caller is cancelled later, the
+        client is closed: otherwise it would hold, for example, a producer name that the next client needs.
         """
-        found: list[M] = []
+        created: list[M] = []
         is_cancelled: list[bool] = []
 
         def work() -> M:
             if is_cancelled:
                 raise StoreClosed(self._what)
-            made = make()
-            found.append(made)
+            client = make()
+            created.append(client)
             if is_cancelled:
-                _close_quietly(made)
-            return made
+                _close_quietly(client)
+            return client
 
-        making = self.call(work)
+        creation = self.call(work)
         try:
-            return await asyncio.shield(making)
+            return await asyncio.shield(creation)
         except BaseException:
             is_cancelled.append(True)
-            while not making.done():
+            while not creation.done():
                 with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.wait({making})
-            if not making.cancelled():
-                making.exception()  # mark as retrieved, so that asyncio does not log it
-            if found:  # otherwise `work` closes it; closing twice is harmless
-                self.queue(lambda: _close_quietly(found[0]))
+                    await asyncio.wait({creation})
+            if not creation.cancelled():
+                creation.exception()  # mark as retrieved, so that asyncio does not log it
+            if created:  # otherwise `work` closes the client; closing it twice is harmless
+                self.queue(lambda: _close_quietly(created[0]))
             self.end()
             raise
 
     def call_parallel(self, call: Callable[[], T]) -> asyncio.Future[T]:
-        """Run a call in parallel with the queued calls; return a future of its result."""
+        """Run a call in parallel with the queued calls. Return a future of its result."""
         self.check_loop()
         future: asyncio.Future[T] = self.loop.create_future()
-        pool.submit(lambda: self._make(call, future))
+        pool.submit(lambda: self._run_call(call, future))
         return future
 
     def queue(self, call: Callable[[], object]) -> None:
-        """Queue a call, which must not raise. Thread-safe."""
+        """Queue a call for the pool threads. The call must not raise. Thread-safe."""
         with self._mutex:
-            if self._served_by is not None:
-                self._served_by.put(call)
+            if self._redirected_to is not None:
+                self._redirected_to.put(call)
                 return
             self._calls.append(call)
             if self._is_running:
@@ -148,13 +148,13 @@ class LoopBridge:
                     self._calls.remove(call)
             raise
 
-    def serve(self, asked: SimpleQueue[Callable[[], object] | None] | None) -> None:
-        """Put queued calls into ``asked`` instead, from which the thread that waits for a user's callback runs them.
+    def redirect(self, calls: SimpleQueue[Callable[[], object] | None] | None) -> None:
+        """Put all further calls into the queue ``calls``; None: let the pool threads run calls again.
 
-        None ends this: a pool thread runs calls again.
+        A thread that waits for a user's callback runs the calls in the queue meanwhile.
         """
         with self._mutex:
-            self._served_by = asked
+            self._redirected_to = calls
 
     def _run(self) -> None:
         while True:
@@ -166,11 +166,11 @@ class LoopBridge:
             try:
                 call()
             except BaseException:
-                pool.submit(self._run)  # the remaining calls must be run nevertheless
+                pool.submit(self._run)  # for the remaining calls
                 raise
             del call
 
-    def _make(self, call: Callable[[], T], future: asyncio.Future[T]) -> None:
+    def _run_call(self, call: Callable[[], T], future: asyncio.Future[T]) -> None:
         try:
             result = call()
         except BaseException as error:
@@ -179,12 +179,12 @@ class LoopBridge:
             self.mailbox.post(_Succeeding(future, result))
 
     def end(self) -> None:
-        """End the client, after its last call: idle pool threads need not wait for it any more."""
+        """End the bridge after the client's last call, so that idle pool threads can end."""
         pool.remove_user(self)
 
 
 class _Succeeding:
-    """Sets the result of a future."""
+    """A call that sets the result of a future."""
 
     def __init__(self, future: asyncio.Future[Any], result: object) -> None:
         self._future, self._result = future, result
@@ -195,7 +195,7 @@ class _Succeeding:
 
 
 class _Failing:
-    """Sets the exception of a future."""
+    """A call that sets the exception of a future."""
 
     def __init__(self, future: asyncio.Future[Any], error: BaseException) -> None:
         self._future, self._error = future, error
@@ -205,11 +205,11 @@ class _Failing:
             self._future.set_exception(self._error)
 
 
-def _close_quietly(made: Closable) -> None:
+def _close_quietly(client: Closable) -> None:
     with contextlib.suppress(SegmentlogError, OSError):
-        made.close()
+        client.close()
 
 
 def add_note(error: asyncio.CancelledError, text: str) -> None:
-    """Add a note to a CancelledError; the note says what happens to the call that was cancelled."""
+    """Add a note to a CancelledError. ``text`` states what happens to the cancelled call."""
     error.add_note(f"segmentlog: {text}")

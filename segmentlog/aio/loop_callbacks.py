@@ -20,8 +20,8 @@ _CHECK_S = 1.0
 class Callbacks:
     """Wraps functions and coroutine functions so that pool threads can call them.
 
-    A pool thread waits until a callback has finished. Meanwhile it also runs the calls that the callback makes through
-    the client: another thread could not, because the waiting thread holds the client's locks.
+    A pool thread waits until a callback has finished. The callback may call the client meanwhile. The waiting thread
+    also runs these calls, because it holds the client's locks, so no other thread could.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Callbacks:
         """The bridge of the client, once it has started."""
 
     def wrap(self, callback: Callable[..., Any] | None) -> Callable[..., None] | None:
-        """Return a function that calls ``callback`` in the event loop; None for None."""
+        """Return a function that calls ``callback`` in the event loop; None if ``callback`` is None."""
         if callback is None:
             return None
         return lambda *args: self._call(callback, args)
@@ -37,20 +37,20 @@ class Callbacks:
     def _call(self, callback: Callable[..., Any], args: tuple[Any, ...]) -> None:
         bridge = self.bridge
         if bridge is None or threading.get_ident() == bridge.thread_id or not bridge.loop.is_running():
-            # The store is closed by the loop's own thread, or after the loop has ended, so nothing can wait.
+            # The loop's own thread closes the store, or the loop has ended: this thread must not wait for the loop.
             if inspect.iscoroutinefunction(callback):
-                logger.warning("%r was not called: its event loop is not running", callback)
+                logger.warning("callback %r was not called: its event loop is not running", callback)
             else:
                 callback(*args)
             return
-        asked: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         outcome: list[BaseException | None] = []
 
         async def run() -> None:
             try:
-                found = callback(*args)
-                if inspect.isawaitable(found):
-                    await found
+                result = callback(*args)
+                if inspect.isawaitable(result):
+                    await result
             except BaseException as error:
                 outcome.append(error)
                 if isinstance(error, asyncio.CancelledError):
@@ -58,23 +58,23 @@ class Callbacks:
             else:
                 outcome.append(None)
             finally:
-                bridge.serve(None)
-                asked.put(None)
+                bridge.redirect(None)
+                calls.put(None)
 
         def begin() -> None:
-            bridge.serve(asked)
+            bridge.redirect(calls)
             tasks.append(bridge.loop.create_task(run()))
 
         tasks: list[asyncio.Task[None]] = []  # a loop keeps no strong references to its tasks
         bridge.mailbox.post(begin)
         while True:
             try:
-                call = asked.get(timeout=_CHECK_S)
+                call = calls.get(timeout=_CHECK_S)
             except Empty:
                 if bridge.loop.is_running():
                     continue
-                logger.warning("%r did not finish: its event loop was stopped", callback)
-                bridge.serve(None)
+                logger.warning("callback %r did not finish: its event loop was stopped", callback)
+                bridge.redirect(None)
                 return
             if call is None:
                 break

@@ -14,7 +14,7 @@ from segmentlog.storage import fork_safety
 logger = logging.getLogger("segmentlog")
 
 THREADS_MAX: Final = 8
-"""Maximum number of parallel appends, reads and fsyncs; fsyncs of one partition are shared anyway."""
+"""Maximum number of appends, reads and fsyncs at the same time. Callers of one partition share fsyncs anyway."""
 
 _IDLE_S = 0.5
 
@@ -24,8 +24,8 @@ Call = Callable[[], object]
 class Pool:
     """Threads that start when there is a call, and end soon after the last one. Thread-safe.
 
-    They are daemon threads, so that a hanging disk does not keep a program from ending. A forked child starts with
-    none.
+    They are daemon threads, so that a hanging disk does not prevent the program from ending. A forked child starts
+    without threads.
     """
 
     def __init__(self) -> None:
@@ -42,15 +42,15 @@ class Pool:
 
     @property
     def thread_count(self) -> int:
-        """Number of threads."""
+        """Number of running threads."""
         return self._threads
 
     def add_user(self, user: object) -> None:
-        """Keep idle threads while ``user`` exists, until `remove_user`."""
+        """Register a client. When the last client is removed, idle threads end at once."""
         self._users.add(user)
 
     def remove_user(self, user: object) -> None:
-        """Remove a user; without users, idle threads end at once."""
+        """Remove a client. If it was the last one, idle threads end at once."""
         with self._mutex:
             self._users.discard(user)
             if not self._users:
@@ -58,7 +58,7 @@ class Pool:
                     self._calls.put(None)
 
     def submit(self, call: Call) -> None:
-        """Run a call, which must not raise, in a thread."""
+        """Run a call in a thread. The call must not raise."""
         self._calls.put(call)
         with self._mutex:
             if self._idle >= self._calls.qsize() or self._threads >= THREADS_MAX:
@@ -84,10 +84,10 @@ class Pool:
                 pass
             with self._mutex:
                 if calls is not self._calls:
-                    return  # a child that was forked during a call, which has threads of its own
+                    return  # in a child that was forked during a call: it starts its own threads
                 self._idle -= 1
-                # `submit` counts on the waiting threads: a call that arrived just now must not be left without a
-                # thread.
+                # `submit` starts no thread if idle threads suffice. So this thread must not end if a call has arrived
+                # just now.
                 if call is None and self._idle >= calls.qsize():
                     self._threads -= 1
                     return

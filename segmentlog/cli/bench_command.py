@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from segmentlog.cli.common import Progress, say, store_folder
+from segmentlog.cli.common import Progress, require_local_folder, say
 from segmentlog.cli.option_types import FiniteRange, json_option
 from segmentlog.cli.table_output import show_json, show_table
 
@@ -58,13 +58,13 @@ def bench(ctx: click.Context, seconds: float, batch_size: int, record_size: int,
     """
     import segmentlog
 
-    parent = Path(store_folder(ctx)).absolute().parent
+    parent = Path(require_local_folder(ctx)).absolute().parent
     folder = Path(tempfile.mkdtemp(prefix=".segmentlog-bench-", dir=parent))
     risk_seconds = max(seconds, _INTERVALS * _INTERVAL_S)
     total_s = seconds * (len(POLICIES) + 1) + risk_seconds
     try:
         with Progress("seconds", round(total_s)) as progress:
-            disk = _raw_disk(folder / "raw")
+            disk = _measure_disk(folder / "raw")
             rows = []
             with segmentlog.open(folder / "store") as store:
                 for policy in POLICIES:
@@ -72,7 +72,7 @@ def bench(ctx: click.Context, seconds: float, batch_size: int, record_size: int,
                     rows.append(_measure(partition, policy, seconds, batch_size, record_size))
                     progress.advance(round(seconds))
                 partitions = [store.topic(policy).partition(0) for policy in POLICIES]
-                risks = _risks(partitions, risk_seconds, batch_size, record_size)
+                risks = _measure_risks(partitions, risk_seconds, batch_size, record_size)
                 for row, risk in zip(rows, risks, strict=True):
                     row.update(risk)
                 progress.advance(round(risk_seconds))
@@ -91,7 +91,7 @@ def bench(ctx: click.Context, seconds: float, batch_size: int, record_size: int,
             f" 99 % within {disk['fdatasync_us_p99']:.0f} us; records of {record_size} bytes;"
             f" at risk: records, while each policy appends {rate:,.0f} per second for {risk_seconds:g} s"
         )
-        show_table(list(_COLUMNS.values()), [tuple(_shown(name, row) for name in _COLUMNS) for row in rows])
+        show_table(list(_COLUMNS.values()), [tuple(_format_row(name, row) for name in _COLUMNS) for row in rows])
     if disk["fdatasync_us_p50"] < IMPLAUSIBLE_FSYNC_US:
         say(
             f"warning: a median of {disk['fdatasync_us_p50']:.0f} us is implausibly fast for an fsync: the disk or the"
@@ -113,7 +113,7 @@ _COLUMNS: Final = {
 }
 
 
-def _shown(name: str, row: dict[str, Any]) -> Any:
+def _format_row(name: str, row: dict[str, Any]) -> Any:
     if row["fsync"] == "never" and name in ("records_at_risk_p50", "records_at_risk_max"):
         # The operating system decides when to write these records, so a figure would only show how long the run took.
         return "all"
@@ -144,7 +144,7 @@ def time_fdatasync(path: Path, count: int = 200, size: int = 512) -> list[float]
         path.unlink()
 
 
-def _raw_disk(path: Path) -> dict[str, float]:
+def _measure_disk(path: Path) -> dict[str, float]:
     times = sorted(time_fdatasync(path))
     return {"fdatasync_us_p50": times[len(times) // 2], "fdatasync_us_p99": times[len(times) * 99 // 100]}
 
@@ -180,12 +180,12 @@ def _measure(
         "fsync": policy,
         "threads": 1,
         "batch_size": batch_size,
-        **_rates(times, elapsed, batch_size, record_size),
+        **_compute_rates(times, elapsed, batch_size, record_size),
         "fsyncs": partition.sync_count - syncs,
     }
 
 
-def _rates(times: list[float], elapsed: float, batch_size: int, record_size: int) -> dict[str, float]:
+def _compute_rates(times: list[float], elapsed: float, batch_size: int, record_size: int) -> dict[str, float]:
     """Compute rates and percentiles from ``times``, the microseconds of each append."""
     times.sort()
     records = len(times) * batch_size
@@ -197,10 +197,10 @@ def _rates(times: list[float], elapsed: float, batch_size: int, record_size: int
     }
 
 
-def _risks(
+def _measure_risks(
     partitions: list[Partition], seconds: float, batch_size: int, record_size: int
 ) -> list[dict[str, str | float]]:
-    """Append to all partitions at the same rate, and sample the records at risk of each; the figures are comparable."""
+    """Append to all partitions at the same rate, so that their figures are comparable; sample the records at risk."""
     batches = _batches(batch_size, record_size)
     pause_s = batch_size / max(RATE_RECORDS_PER_S, _APPENDS_PER_S * batch_size)
     for partition in partitions:
@@ -258,7 +258,7 @@ def _measure_threads(partition: Partition, seconds: float, record_size: int) -> 
         "fsync": "always",
         "threads": THREADS,
         "batch_size": 1,
-        **_rates([one for own in times for one in own], elapsed, 1, record_size),
+        **_compute_rates([one for own in times for one in own], elapsed, 1, record_size),
         "fsyncs": partition.sync_count - syncs,
         "records_at_risk_p50": 0,  # acknowledged only once they are on disk
         "records_at_risk_max": 0,

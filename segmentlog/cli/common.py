@@ -52,7 +52,7 @@ def run(command: click.Command, args: Sequence[str] | None) -> int:
         return EXIT_DONE
     except CorruptBatch as error:
         say(f"error: {error}")
-        return status_of_damage([error])
+        return find_damage_status([error])
     except (SegmentlogError, LogTruncated) as error:
         say(f"error: {error}")
         return EXIT_FAILED
@@ -73,7 +73,7 @@ class ReaderGone(Exception):
 
 
 class _RawStdout(io.FileIO):
-    """Raw stdout whose errors name stdout, so that `run` can tell them from errors of the store."""
+    """Raw stdout. Its errors have the filename "stdout", so that `run` can tell them from errors of the store."""
 
     def write(self, data: Any) -> int:
         try:
@@ -86,11 +86,11 @@ class _RawStdout(io.FileIO):
 
 
 def prepare_process() -> None:
-    """Set up what only the command's own process may change: standard streams, signal handlers, environment.
+    """Set up standard streams, signal handlers and the environment of the command's own process.
 
-    Opens /dev/null as each of the descriptors 0 to 2 that is closed (`>&-`), so that no file of the store gets its
-    number. Reading such a stdin fails, because it is opened for writing; writing to such a stdout fails, because it is
-    opened for reading. Such a stderr discards what is written.
+    A descriptor 0 to 2 that is closed (`>&-`) is opened on /dev/null, so that no file of the store gets its number.
+    A closed stdin is opened for writing, so reads from it fail. A closed stdout is opened for reading, so writes to it
+    fail. A closed stderr discards its output.
     """
     for fd, name, flags in ((0, "stdin", os.O_WRONLY), (1, "stdout", os.O_RDONLY), (2, "stderr", os.O_WRONLY)):
         if getattr(sys, name) is None:
@@ -165,7 +165,7 @@ def end_loading() -> None:
 
 
 @contextlib.contextmanager
-def loading() -> Iterator[None]:
+def exit_at_once_on_signals() -> Iterator[None]:
     """Import slow modules within this context, in which a signal ends the process at once, without cleanup."""
     raising = [
         number
@@ -203,14 +203,14 @@ def open_store(
     ctx: click.Context, *, create: bool = False, read_only: bool = False, background: bool = True
 ) -> Iterator[LogStore]:
     """Open the store of ``--dir``, and close it cleanly however the command ends."""
-    with loading():
+    with exit_at_once_on_signals():
         import segmentlog.store  # loads numpy
 
     with segmentlog.open(ctx.obj, create=create, read_only=read_only, background=background) as store:
         yield store
 
 
-def store_folder(ctx: click.Context) -> str:
+def require_local_folder(ctx: click.Context) -> str:
     """Return ``--dir`` for a command that works on local stores only. Raises UsageError for a URL."""
     from segmentlog.objects.bucket.url import is_url
 
@@ -220,12 +220,12 @@ def store_folder(ctx: click.Context) -> str:
     return folder
 
 
-class Stop(Exception):
+class StopRequested(Exception):
     """SIGINT or SIGTERM arrived; raised to end a pass between two batches."""
 
 
 @contextlib.contextmanager
-def stoppable(on_signal: Any = None) -> Iterator[list[int]]:
+def collect_signals(on_signal: Any = None) -> Iterator[list[int]]:
     """Collect SIGINT and SIGTERM in the returned list, and call ``on_signal``, instead of ending the process.
 
     Loops check the list after each batch, finish that batch and report what they did. A second signal raises
@@ -250,12 +250,12 @@ def stoppable(on_signal: Any = None) -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def status_of(stopped: list[int]) -> int:
-    """Return the exit status of a command that should have run to its end: 128 + the signal that stopped it, or 0."""
+def find_exit_status(stopped: list[int]) -> int:
+    """Return the exit status of a command: 128 + the number of the signal that stopped it, or 0."""
     return 128 + stopped[0] if stopped else EXIT_DONE
 
 
-def status_of_damage(errors: Iterable[Exception]) -> int:
+def find_damage_status(errors: Iterable[Exception]) -> int:
     """Return the exit status for the damage among ``errors``; 0 if there is none."""
     damage = [error for error in errors if isinstance(error, CorruptBatch)]
     if not damage:
@@ -263,7 +263,7 @@ def status_of_damage(errors: Iterable[Exception]) -> int:
     return EXIT_UNREADABLE if all(isinstance(error, UnreadableBatch) for error in damage) else EXIT_DAMAGE
 
 
-class Skipped:
+class SkippedRanges:
     """Offsets that a command with ``--skip-damaged`` skipped."""
 
     def __init__(self) -> None:
@@ -281,11 +281,11 @@ class Skipped:
             say(f"{partition}: skipped {what} offsets {base_offset} to {end_offset - 1} ({damage.path})")
         if len(self._found) > 1:
             say(f"{len(self._found):,} ranges of offsets were skipped")
-        return status_of_damage(damage for _, damage in self._found.values())
+        return find_damage_status(damage for _, damage in self._found.values())
 
 
-def stopped_by(stopped: list[int]) -> str:
-    """Return the end of a summary: the signal that stopped the command, if any."""
+def describe_stop(stopped: list[int]) -> str:
+    """Return "; stopped by SIGINT" or the like for the end of a summary; "" if no signal stopped the command."""
     return f"; stopped by {signal.Signals(stopped[0]).name}" if stopped else ""
 
 
@@ -294,7 +294,7 @@ _ASK_EVERY_S: Final = 0.2
 
 
 class BusyRetry:
-    """Retries while another process has a partition locked: for a total time, or until a signal."""
+    """Repeats passes over partitions that another process has locked, up to ``wait_s`` seconds in total or a signal."""
 
     def __init__(self, stopped: list[int], wait_s: float | None = None) -> None:
         self._stopped = stopped
@@ -313,8 +313,8 @@ class BusyRetry:
                 return report
 
 
-class Failures:
-    """Errors of partitions. Each is printed, and the command continues with the next partition."""
+class PartitionErrors:
+    """Errors of partitions, each printed as it occurs. The command continues with the next partition."""
 
     def __init__(self) -> None:
         self._errors: list[Exception] = []
@@ -341,11 +341,12 @@ class Failures:
         if self._busy and not stopped:
             say(f"error: {', '.join(self._busy)}: locked by another process; try again when it has finished")
         has_failed = bool(self._errors or self._busy)
-        return status_of_damage(self._errors) or status_of(stopped) or (EXIT_FAILED if has_failed else EXIT_DONE)
+        status = find_damage_status(self._errors) or find_exit_status(stopped)
+        return status or (EXIT_FAILED if has_failed else EXIT_DONE)
 
 
 class Progress:
-    """A progress bar with rate and time on stderr if that is a terminal; otherwise does nothing."""
+    """A progress bar with rate and time, on stderr. If stderr is not a terminal, it does nothing."""
 
     def __init__(self, unit: str, total: int | None, *, enabled: bool = True) -> None:
         self._unit = unit

@@ -12,17 +12,17 @@ import click
 
 from segmentlog.cli.common import (
     BusyRetry,
-    Failures,
+    PartitionErrors,
     Progress,
-    Stop,
+    StopRequested,
+    collect_signals,
+    describe_stop,
+    find_exit_status,
     open_store,
     say,
-    status_of,
-    stoppable,
-    stopped_by,
 )
-from segmentlog.cli.compaction_stats import grouping, show_groups
-from segmentlog.cli.option_types import SELECTOR, SIZE, Selector, chosen_partitions, json_option
+from segmentlog.cli.compaction_stats import choose_grouping, show_groups
+from segmentlog.cli.option_types import SELECTOR, SIZE, Selector, json_option, match_partitions
 from segmentlog.cli.table_output import show_json
 
 if TYPE_CHECKING:
@@ -79,17 +79,17 @@ def compact(
         raise click.UsageError("--max-rate: give at least 1 byte, such as 10MiB")
     if not stats and (prefix_separator is not None or prefix_length is not None):
         raise click.UsageError("--prefix-separator and --prefix-length need --stats")
-    group_of = grouping(prefix_separator, prefix_length) if stats else None
+    group_of = choose_grouping(prefix_separator, prefix_length) if stats else None
     changes = not (dry_run or stats)
-    with stoppable() as stopped, open_store(ctx, read_only=not changes, background=False) as store:
+    with collect_signals() as stopped, open_store(ctx, read_only=not changes, background=False) as store:
         partitions = _compacted_partitions(store, topic)
         if not partitions:
             say("there are no compacted topics; create one with 'segmentlog create TOPIC --cleanup-policy compact'")
-            return status_of(stopped)
+            return find_exit_status(stopped)
         if changes:
             store.check_writable("compact")
         with Progress("bytes", None) as progress:
-            work = _Compaction(progress, _Pace(progress, max_rate, stopped), stopped, buffer_bytes)
+            work = _Compaction(progress, _PassPace(progress, max_rate, stopped), stopped, buffer_bytes)
             logs = work.open(partitions, _READS_OF_STATISTICS if stats else _READS_OF_A_PASS)
             if group_of is not None:
                 return work.show_statistics(logs, group_of, rows, as_json)
@@ -98,7 +98,7 @@ def compact(
 
 def _compacted_partitions(store: LogStore, selector: Selector | None) -> list[tuple[Topic, int]]:
     """Return the chosen partitions that are compacted. Raises ClickException if a named topic is not compacted."""
-    chosen = chosen_partitions(store, selector)
+    chosen = match_partitions(store, selector)
     compacted = [(topic, number) for topic, number in chosen if topic.config.compacts]
     if compacted or not chosen:
         return compacted
@@ -116,8 +116,8 @@ def _sealed_bytes(log: Partition) -> int:
     return sum(segment.size_bytes for segment in log.segments() if not segment.active)
 
 
-class _Pace:
-    """Callback for the bytes that a pass processed: moves the bar, limits the rate, raises `Stop` after a signal."""
+class _PassPace:
+    """Callback for processed bytes: moves the bar, limits the rate, raises `StopRequested` after a signal."""
 
     def __init__(self, progress: Progress, max_rate: int | None, stopped: list[int]) -> None:
         from segmentlog.topics.compaction_scheduler import Throttle
@@ -134,29 +134,29 @@ class _Pace:
         while not self._stopped and (left_s := ends - time.monotonic()) > 0:
             time.sleep(min(left_s, _SLEEP_MAX_S))
         if self._stopped:
-            raise Stop
+            raise StopRequested
 
     def end(self, expected_bytes: int) -> None:
-        """Finish a partition: advance the bar by the expected bytes that the pass did not report."""
+        """Finish a partition: advance the bar to the expected bytes, because a pass may skip some of them."""
         self._progress.advance(max(expected_bytes - self._reported_bytes, 0))
         self._reported_bytes = 0
 
 
 class _Compaction:
-    """The run of one command over its partitions, and its exit status."""
+    """One run of `compact` over the chosen partitions; it counts their errors."""
 
-    def __init__(self, progress: Progress, pace: _Pace, stopped: list[int], buffer_bytes: int) -> None:
+    def __init__(self, progress: Progress, pace: _PassPace, stopped: list[int], buffer_bytes: int) -> None:
         self._progress = progress
         self._pace = pace
         self._stopped = stopped
         self._buffer_bytes = buffer_bytes
         self._expected_bytes: dict[Partition, int] = {}
-        self._failures = Failures()
+        self._failures = PartitionErrors()
 
     def open(self, partitions: list[tuple[Topic, int]], reads: int) -> list[Partition]:
-        """Open the partitions, and return those that could be opened.
+        """Open the partitions, and return those that could be opened. Sets the total of the progress bar.
 
-        ``reads`` is how many times the pass counts each byte of a sealed segment in its progress; sets the bar's total.
+        ``reads`` is the number of times that the pass counts each byte of a sealed segment in its progress.
         """
         for topic, number in partitions:
             with self._failures.collecting(f"{topic.name}/{number}", self._progress):
@@ -186,7 +186,7 @@ class _Compaction:
                     report = retry.run(
                         partial(log.compact, dry_run=dry_run, buffer_bytes=self._buffer_bytes, pace=self._pace)
                     )
-                except Stop:
+                except StopRequested:
                     with self._progress.hidden():
                         _print_stopped(log, before, dry_run, as_json)
                     break
@@ -197,7 +197,7 @@ class _Compaction:
                 with self._progress.hidden():
                     _print_report(report, dry_run, as_json)
         with self._progress.hidden():
-            say(_summary(reports, dry_run) + stopped_by(self._stopped))
+            say(_summary(reports, dry_run) + describe_stop(self._stopped))
         return self._failures.exit_status(self._stopped)
 
     # ------------------------------------------------------------ statistics
@@ -212,11 +212,14 @@ class _Compaction:
             statistics = topics.setdefault(
                 log.topic, KeyStatistics(group_of, buffer_bytes=self._buffer_bytes, pace=self._pace)
             )
-            with self._failures.collecting(f"{log.topic}/{log.number}", self._progress), contextlib.suppress(Stop):
+            with (
+                self._failures.collecting(f"{log.topic}/{log.number}", self._progress),
+                contextlib.suppress(StopRequested),
+            ):
                 statistics.count(log, now_ms)
         with self._progress.hidden():
             if self._stopped:
-                say(f"statistics are incomplete and not shown{stopped_by(self._stopped)}")
+                say(f"statistics are incomplete and not shown{describe_stop(self._stopped)}")
             else:
                 for topic, topic_statistics in topics.items():
                     unreadable = topic_statistics.unreadable

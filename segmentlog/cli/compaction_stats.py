@@ -12,17 +12,20 @@ if TYPE_CHECKING:
     from segmentlog.tables.key_statistics import GroupName, GroupOf, KeyGroup
 
 
-def grouping(separator: str | None, length: int | None) -> GroupOf:
-    """Return the function that maps a key to its group. Raises UsageError for options that exclude each other."""
-    from segmentlog.tables.key_statistics import before_separator, first_bytes
+def choose_grouping(separator: str | None, length: int | None) -> GroupOf:
+    """Return the function that maps a key to its group: the prefix before ``separator``, or of ``length`` bytes.
+
+    Raises UsageError if both are given, or if the separator is empty.
+    """
+    from segmentlog.tables.key_statistics import group_by_length, group_by_separator
 
     if separator is not None and length is not None:
         raise click.UsageError("--prefix-separator and --prefix-length exclude each other")
     if length is not None:
-        return first_bytes(length)
+        return group_by_length(length)
     if separator == "":
         raise click.UsageError("--prefix-separator: at least one character")
-    return before_separator((":" if separator is None else separator).encode())
+    return group_by_separator((":" if separator is None else separator).encode())
 
 
 def show_groups(

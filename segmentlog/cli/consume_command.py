@@ -14,28 +14,28 @@ from segmentlog.cli.common import (
     EXIT_DONE,
     Progress,
     ReaderGone,
-    Skipped,
+    SkippedRanges,
+    collect_signals,
+    describe_stop,
+    find_exit_status,
     open_store,
     say,
-    status_of,
-    stoppable,
-    stopped_by,
 )
-from segmentlog.cli.consumer_arguments import consumer_of
-from segmentlog.cli.filter_options import filter_of, filter_options, with_schemas
+from segmentlog.cli.consumer_arguments import create_consumer
+from segmentlog.cli.filter_options import filter_options, parse_filter, with_schemas
 from segmentlog.cli.option_types import (
-    PLACE,
+    POSITION,
     SELECTOR,
     Selector,
     StartPosition,
     json_option,
     json_values_option,
-    matching_topics,
+    match_topics,
     resolve_position,
     skip_damaged_option,
 )
-from segmentlog.cli.pipe_accounting import Stdout, end_with_stdout
-from segmentlog.cli.record_output import pieces_as, render_as
+from segmentlog.cli.pipe_accounting import StdoutWriter, stop_at_stdout_end
+from segmentlog.cli.record_output import batch_renderer, choose_pieces
 from segmentlog.errors import UnknownTopic
 
 if TYPE_CHECKING:
@@ -54,9 +54,9 @@ if TYPE_CHECKING:
     "--fetch-size", type=click.IntRange(1), metavar="RECORDS", help="Print at most this many records at a time."
 )
 @click.option("-f", "--follow", is_flag=True, help="Wait for new records.")
-@click.option("--from", "start", type=PLACE, default="earliest", show_default=True, metavar="PLACE",
+@click.option("--from", "start", type=POSITION, default="earliest", show_default=True, metavar="PLACE",
               help="earliest, latest, an offset, -N (the last N), or a time (2026-07-31T12:00, -1h, @MS).")  # fmt: skip
-@click.option("--to", "stop", type=PLACE, metavar="PLACE", help="Stop before this place.")
+@click.option("--to", "stop", type=POSITION, metavar="PLACE", help="Stop before this place.")
 @click.option("-n", "--max-records", type=click.IntRange(1), metavar="N", help="Stop after N records.")
 @click.option("--partition", type=click.IntRange(0), metavar="N", help="Read only this partition.")
 @filter_options
@@ -122,7 +122,7 @@ def consume(
         _check_for_group(topics, partition, stop)
     if partition is not None:
         topics = tuple(Selector(topic.topic, str(partition)) for topic in topics)
-    record_filter = filter_of(ctx)
+    record_filter = parse_filter(ctx)
     settings = {"follow": follow, "isolation": isolation, "durable_only": durable_only, "skip_damaged": skip_damaged}
     with open_store(ctx, background=False) as store:
         record_filter = with_schemas(record_filter, store)
@@ -133,22 +133,22 @@ def consume(
 
             names = [topic.topic for topic in topics]
             if not follow:  # with --follow, the topics may be created later
-                matching_topics(store, tuple(names))
+                match_topics(store, tuple(names))
             membership = Membership(store, group, names, start, settings, quiet=quiet)
             consumer = membership.consumer
         else:
-            consumer = _consumer(store, topics, start, stop, ends, settings)
+            consumer = _create_consumer(store, topics, start, stop, ends, settings)
         if sources is None:
-            sources = len(topics) > 1 or (sys.stdout.isatty() and _are_several(store, topics, consumer))
-        pieces = pieces_as(template, bare, as_json, json_values=json_values and not avro, sources=sources)
+            sources = len(topics) > 1 or (sys.stdout.isatty() and _has_several_partitions(store, topics, consumer))
+        pieces = choose_pieces(template, bare, as_json, json_values=json_values and not avro, sources=sources)
         if avro or avro_keys:
-            from segmentlog.cli.schema_values import decoding
+            from segmentlog.cli.schema_values import decode_before
 
-            pieces = decoding(pieces, store, keys=avro_keys, values=avro, as_json=as_json)
-        with stoppable(consumer.wakeup) as stopped, consumer:
+            pieces = decode_before(pieces, store, keys=avro_keys, values=avro, as_json=as_json)
+        with collect_signals(consumer.wakeup) as stopped, consumer:
             total = sum(consumer.lag().values()) if not follow and group is None and record_filter.matches_all else None
             if follow:
-                end_with_stdout(consumer)
+                stop_at_stdout_end(consumer)
             printer = _RecordPrinter(
                 pieces,
                 topics,
@@ -162,15 +162,15 @@ def consume(
             )
             printer.run(consumer, stopped)
         if not quiet:
-            say(printer.summary() + stopped_by(stopped))
-        done = status_of(stopped) if not follow else EXIT_DONE
-        skipped = Skipped()
+            say(printer.summary() + describe_stop(stopped))
+        done = find_exit_status(stopped) if not follow else EXIT_DONE
+        skipped = SkippedRanges()
         for tp, base_offset, end_offset, damage in consumer.skipped:
             skipped.add(str(tp), base_offset, end_offset, damage)
         return skipped.report() or done
 
 
-def _are_several(store: LogStore, topics: tuple[Selector, ...], consumer: Consumer) -> bool:
+def _has_several_partitions(store: LogStore, topics: tuple[Selector, ...], consumer: Consumer) -> bool:
     """Return whether the records come from several partitions."""
     if any(topic.has_pattern for topic in topics) or len(consumer.assignment()) > 1:
         return True
@@ -186,7 +186,7 @@ def _check_for_group(topics: tuple[Selector, ...], partition: int | None, stop: 
         raise click.UsageError("--to and --group exclude each other: a group resumes at its committed offsets; see -n")
 
 
-def _consumer(
+def _create_consumer(
     store: LogStore,
     topics: tuple[Selector, ...],
     start: StartPosition,
@@ -194,14 +194,14 @@ def _consumer(
     ends: dict[TopicPartition, int],
     settings: dict[str, Any],
 ) -> Consumer:
-    """Return a consumer without a group, positioned at ``start``; fill ``ends`` with the end of each partition.
+    """Return a consumer without a group, positioned at ``start``. With ``stop``, fill ``ends`` for each partition.
 
-    It follows only if an end is still in the future: the last offset before an end may be a transaction marker, which
-    is never returned.
+    The consumer follows only if an end is after the current log end. Otherwise it could wait for ever: the last offset
+    before an end may be a transaction marker, which is never returned as a record.
     """
     if stop is not None:
-        matching_topics(store, tuple(topic.topic for topic in topics))  # an end needs a topic that exists
-    consumer = consumer_of(store, topics, **settings)
+        match_topics(store, tuple(topic.topic for topic in topics))  # an end needs a topic that exists
+    consumer = create_consumer(store, topics, **settings)
     is_to_come = False
     for tp in consumer.assignment():
         if not any(topic.fits(*tp) for topic in topics):
@@ -215,7 +215,7 @@ def _consumer(
             is_to_come |= ends[tp] > end
     if settings["follow"] and ends and not is_to_come:
         consumer.close()
-        return _consumer(store, topics, start, stop, ends, settings | {"follow": False})
+        return _create_consumer(store, topics, start, stop, ends, settings | {"follow": False})
     return consumer
 
 
@@ -238,7 +238,7 @@ class _RecordPrinter:
         self._pieces = pieces
         self._selectors = selectors
         self._filter = record_filter
-        self._render = render_as(pieces)
+        self._render = batch_renderer(pieces)
         self._fetch_size = fetch_size
         self._left = max_records
         self._ends = ends
@@ -268,19 +268,18 @@ class _RecordPrinter:
                 if stopped or self._left == 0 or (self._ends and not self._unended):
                     break
             out.flush()
-            if self._flush and Stdout().is_abandoned():
+            if self._flush and StdoutWriter().is_abandoned():
                 raise ReaderGone
 
     def _run_as_member(self, membership: Membership, stopped: list[int]) -> None:
-        """Print as `run` does, but track the bytes that the reader of stdout took, so that their records can be
-        committed."""
+        """Print as `run` does, and commit the offsets of the records that the reader of stdout took."""
         with membership.committing(self._render, self._pieces, self._progress, stopped):
             for batch in membership.consumer.batches():
                 for part in self._parts(batch, membership.consumer):
                     self._count(part, membership.print(part))
                 if stopped or self._left == 0:
                     break
-                membership.printed(batch)
+                membership.finish_batch()
 
     def _count(self, part: RecordBatch, size_bytes: int) -> None:
         self.records += len(part)

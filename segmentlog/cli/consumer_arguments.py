@@ -5,31 +5,31 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from segmentlog.cli.common import say
-from segmentlog.cli.option_types import Selector, chosen_partitions, existing_topic, meant_instead
+from segmentlog.cli.option_types import Selector, match_partitions, require_topic, suggest_topic
 
 if TYPE_CHECKING:
     from segmentlog.consuming.consumer import Consumer
     from segmentlog.store import LogStore
 
 
-def consumer_of(store: LogStore, selectors: tuple[Selector, ...], *, follow: bool, **settings: Any) -> Consumer:
-    """Return a consumer of everything that is named; with ``follow``, of matching topics created later, too.
+def create_consumer(store: LogStore, selectors: tuple[Selector, ...], *, follow: bool, **settings: Any) -> Consumer:
+    """Return a consumer of the topics and partitions that match the selectors.
 
-    With ``follow`` the consumer also reads partitions that do not match: filter them with `Selector.fits`. Raises
-    `UnknownTopic` for a name that does not exist; with ``follow`` the consumer waits for the topic instead, and the
-    library logs a warning.
+    With ``follow``, it also reads matching topics that are created later. It may return records of partitions that do
+    not match: the caller must filter them with `Selector.fits`. Raises `UnknownTopic` for a name that does not exist;
+    with ``follow``, it waits for the topic instead, and the library logs a warning.
     """
     sources: list[str | tuple[str, int]] = []
     for selector in selectors:
         is_awaited = follow and not selector.has_pattern and selector.topic not in store.topics(internal=True)
-        if is_awaited and (question := meant_instead(store, selector.topic)):
+        if is_awaited and (question := suggest_topic(store, selector.topic)):
             say(f"topic {selector.topic!r} does not exist: {question}")
         if selector.number is not None and not selector.has_pattern:
             if not follow:
-                existing_topic(store, selector.topic)  # raises UnknownTopic with advice
+                require_topic(store, selector.topic)  # raises UnknownTopic with advice
             sources.append((selector.topic, selector.number))
         elif follow:
             sources.append(selector.topic)  # includes partitions that are added later
         else:
-            sources.extend((topic.name, number) for topic, number in chosen_partitions(store, selector))
+            sources.extend((topic.name, number) for topic, number in match_partitions(store, selector))
     return store.consumer(*sources, follow=follow, **settings)

@@ -49,16 +49,16 @@ def demo(
     if scenario == "durability":
         if keep or limit or no_spark:
             raise click.UsageError("--keep, --limit, --no-spark are options of flights; durability takes none", ctx)
-        _durability()
+        _run_durability()
     else:
-        _flights(keep, limit, with_spark=not no_spark)
+        _run_flights(keep, limit, with_spark=not no_spark)
 
 
 _PLOT = "segmentlog-demo-delays.png"
 """File in the current folder for the plot, if nothing else is kept."""
 
 
-def _flights(keep: str | None, limit: int | None, *, with_spark: bool) -> None:
+def _run_flights(keep: str | None, limit: int | None, *, with_spark: bool) -> None:
     from segmentlog.cli import cli
     from segmentlog.demo import steps
     from segmentlog.demo.flights import DemoFailed
@@ -93,19 +93,19 @@ and consumer B reads from the start.
 """
 
 
-def _durability() -> None:
+def _run_durability() -> None:
     from segmentlog.demo.flights import DemoFailed
     from segmentlog.testing.offset_reuse import play_segmentlog
 
     click.echo(_THE_SCENARIO)
-    with _no_warnings():
+    with _silence_warnings():
         outcomes = play_segmentlog()
     show_outcomes(outcomes, "segmentlog")
     broken = [
         outcome for outcome in outcomes if outcome.conflicts or not outcome.agree or not outcome.reports_each_loss
     ]
     if broken:
-        raise DemoFailed(f"this does not hold: {broken[0].log}: {broken[0].verdict()}")
+        raise DemoFailed(f"the check of {broken[0].log} failed: {broken[0].verdict()}")
     click.echo("")
     click.echo("No offset was used for two records, and the consumer that had read lost records got their range.")
     click.echo(
@@ -154,8 +154,8 @@ def show_outcomes(outcomes: Sequence[ScenarioOutcome], title: str) -> None:
 
 
 @contextlib.contextmanager
-def _no_warnings() -> Iterator[None]:
-    """Silence the warnings that the machine died: the demonstration makes it happen."""
+def _silence_warnings() -> Iterator[None]:
+    """Silence the library's warnings about a power cut, which the demonstration simulates."""
 
     logger = logging.getLogger("segmentlog")
     level = logger.level

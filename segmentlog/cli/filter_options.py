@@ -28,7 +28,7 @@ _OPTIONS: Final = {
 
 
 def filter_options(command: _Command) -> _Command:
-    """Add the filter options to a command; `filter_of` returns what was given."""
+    """Add the filter options to a command. `parse_filter` returns the filter that a user gave with them."""
     for name, (option, metavar, text) in reversed(_OPTIONS.items()):
         command = click.option(option, name, metavar=metavar, help=text, expose_value=False, callback=_store_value)(
             command
@@ -42,7 +42,7 @@ def _store_value(ctx: click.Context, param: click.Parameter, value: str | None) 
         ctx.meta.setdefault(_META, {})[param.name] = value
 
 
-def filter_of(ctx: click.Context) -> RecordFilter:
+def parse_filter(ctx: click.Context) -> RecordFilter:
     """Return the filter that the options describe; a record must fit all of them. Raises UsageError."""
     given: dict[str, str] = ctx.meta.get(_META, {})
     for name in ("path", "header"):

@@ -8,15 +8,15 @@ import click
 
 from segmentlog.cli.common import open_store, say
 from segmentlog.cli.option_types import (
-    PLACE,
+    POSITION,
     SELECTOR,
     Selector,
     StartPosition,
     json_option,
-    one_partition,
+    open_only_partition,
+    open_partitions,
     resolve_position,
 )
-from segmentlog.cli.option_types import selected_partitions as selected
 from segmentlog.cli.table_output import show_json
 
 
@@ -27,7 +27,7 @@ from segmentlog.cli.table_output import show_json
 def flush(ctx: click.Context, topic: Selector, as_json: bool) -> None:
     """Fsync TOPIC (or TOPIC/PARTITION) now. Returns once all records appended before are on disk."""
     with open_store(ctx, background=False) as store:
-        for partition in selected(store, topic):
+        for partition in open_partitions(store, topic):
             unsynced = partition.log_end_offset - partition.durable_offset
             durable_offset = partition.flush()
             name = f"{partition.topic}/{partition.number}"
@@ -43,7 +43,7 @@ def flush(ctx: click.Context, topic: Selector, as_json: bool) -> None:
 @click.argument("topic", type=SELECTOR)
 @click.option(
     "--before",
-    type=PLACE,
+    type=POSITION,
     required=True,
     metavar="OFFSET|TIME",
     help="Delete records before this place; also 'latest', '-1h'.",
@@ -51,9 +51,12 @@ def flush(ctx: click.Context, topic: Selector, as_json: bool) -> None:
 @json_option
 @click.pass_context
 def trim(ctx: click.Context, topic: Selector, before: StartPosition, as_json: bool) -> None:
-    """Delete the oldest records of TOPIC (or TOPIC/PARTITION). Deletes whole segments before --before; offsets stay."""
+    """Delete the records of TOPIC (or TOPIC/PARTITION) before --before. The remaining records keep their offsets.
+
+    Frees disk space only for whole segments.
+    """
     with open_store(ctx, background=False) as store:
-        partitions = selected(store, topic)
+        partitions = open_partitions(store, topic)
         if before.kind == "offset" and len(partitions) > 1:
             raise click.UsageError(f"{topic.topic} has {len(partitions)} partitions, each with its own offsets:"
                                    f" name a partition, such as {topic.topic}/0")  # fmt: skip
@@ -71,14 +74,17 @@ def trim(ctx: click.Context, topic: Selector, before: StartPosition, as_json: bo
 
 @click.command()
 @click.argument("topic", type=SELECTOR)
-@click.option("--at", type=PLACE, required=True, metavar="OFFSET|TIME", help="Place of the first record to delete.")
+@click.option("--at", type=POSITION, required=True, metavar="OFFSET|TIME", help="Place of the first record to delete.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @json_option
 @click.pass_context
 def truncate(ctx: click.Context, topic: Selector, at: StartPosition, yes: bool, as_json: bool) -> None:
-    """Delete the newest records of TOPIC/PARTITION. Their offsets are not reused; consumers inside get an error."""
+    """Delete the newest records of TOPIC/PARTITION. New records do not reuse their offsets.
+
+    A consumer whose position is among the deleted offsets gets an error.
+    """
     with open_store(ctx, background=False) as store:
-        partition = one_partition(store, topic, "truncate works on one")
+        partition = open_only_partition(store, topic, "truncate works on one")
         offset = resolve_position(at, partition)
         name = f"{partition.topic}/{partition.number}"
         count = partition.log_end_offset - offset

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from segmentlog.cli.common import Progress, ReaderGone, say
 from segmentlog.cli.option_types import StartPosition, resolve_position
-from segmentlog.cli.pipe_accounting import Stdout
+from segmentlog.cli.pipe_accounting import StdoutWriter
 from segmentlog.errors import LogTruncated, OffsetOutOfRange
 from segmentlog.records import TopicPartition
 
@@ -36,8 +36,8 @@ _PATIENCE_S: Final = 2.0
 """A reader that takes nothing for this long is not `head`; a signal also waits this long for a slow reader."""
 
 
-class _Printed(NamedTuple):
-    """Records that were written to stdout, completely or in part."""
+class _PrintedPart(NamedTuple):
+    """Part of a batch that was written to stdout, at least in part."""
 
     part: RecordBatch
     pieces: Pieces
@@ -50,7 +50,7 @@ class _Printed(NamedTuple):
         return TopicPartition(self.part.topic, self.part.partition)
 
     def offset_after(self, written_bytes: int) -> int:
-        """Return the offset of the first record that is not completely within the first ``written_bytes`` bytes."""
+        """Return the offset of the first record that ends after the first ``written_bytes`` bytes of stdout."""
         if written_bytes >= self.end:
             return int(self.part.offsets[-1]) + 1
         ends = list(accumulate(map(len, self.pieces(self.part)), initial=self.begin))[1:]
@@ -74,20 +74,20 @@ class Membership:
         *,
         quiet: bool,
     ) -> None:
-        """Join the group. ``settings``: further arguments of the consumer."""
+        """Join the group. ``settings`` are passed to `LogStore.consumer`."""
         self._store = store
         self._group = group
         self._start = start
         self._settings = settings
         self._quiet = quiet
-        self._leaving = False
+        self._is_leaving = False
         self._progress: Progress | None = None
         self._render: Render
         self._pieces: Pieces
-        self._out: Stdout
+        self._out: StdoutWriter
         self._careful = True
         self._records = 0
-        self._waiting: deque[_Printed] = deque()
+        self._waiting: deque[_PrintedPart] = deque()
         """Records in the pipe, oldest first; the last one may be written in part only."""
         self._reached: tuple[TopicPartition, int] | None = None
         """Partition and offset up to which the current batch was printed; None if it was printed completely."""
@@ -101,19 +101,20 @@ class Membership:
 
     @contextlib.contextmanager
     def committing(self, render: Render, pieces: Pieces, progress: Progress, stopped: list[int]) -> Iterator[None]:
-        """Print within this context; at its end commit durably the records that the reader took. Raises `ReaderGone`.
+        """Print within this context. At its end, durably commit the offsets of the records that the reader took.
 
-        ``render`` returns the text of a batch, ``pieces`` the same text record by record.
+        ``render`` returns the text of a batch, ``pieces`` the same text as a list with an item for each record.
+        Raises `ReaderGone`.
         """
         self._render, self._pieces, self._progress = render, pieces, progress
-        self._out = Stdout()
+        self._out = StdoutWriter()
         self._careful = self._out.is_pipe
         try:
             yield
             self._seek_to_reached()
             self._wait_for_reader(stopped)
         finally:
-            self._leaving = True
+            self._is_leaving = True
             self._commit()
         if self._out.is_abandoned():
             raise ReaderGone
@@ -121,7 +122,10 @@ class Membership:
     # ------------------------------------------------------------ printing
 
     def print(self, part: RecordBatch) -> int:
-        """Write records to stdout; return the number of bytes."""
+        """Write records to stdout; return the number of bytes.
+
+        The first records of a command are written in small parts, each after the reader took the previous part.
+        """
         before = self._out.written_bytes
         at = 0
         if self._careful:
@@ -138,7 +142,7 @@ class Membership:
 
     def _print(self, part: RecordBatch, text: bytes) -> None:
         begin = self._out.written_bytes
-        printed = _Printed(part, self._pieces, begin, begin + len(text))
+        printed = _PrintedPart(part, self._pieces, begin, begin + len(text))
         if self._out.is_pipe:
             self._drop_taken()
             self._waiting.append(printed)
@@ -148,8 +152,8 @@ class Membership:
             self._reached = printed.tp, printed.offset_after(self._out.written_bytes)
         self._records += len(part)
 
-    def printed(self, batch: RecordBatch) -> None:
-        """Finish a batch whose records were all printed: its end is the offset to commit."""
+    def finish_batch(self) -> None:
+        """Make the end of the current batch the offset to commit, because all of its records were printed."""
         self._reached = None
 
     def _drop_taken(self) -> None:
@@ -160,10 +164,9 @@ class Membership:
     # ------------------------------------------------------------ committing
 
     def _wait_for_reader(self, stopped: list[int]) -> None:
-        """Wait until the reader of stdout took all printed records, or is gone.
+        """Wait until the reader of stdout took all printed records or is gone; after a signal, at most `_PATIENCE_S`.
 
-        After a signal, waits `_PATIENCE_S` at most. Polls the group meanwhile, so that this member keeps its
-        partitions.
+        Polls the group meanwhile, so that this member keeps its partitions.
         """
         since_s = math.inf
 
@@ -182,13 +185,13 @@ class Membership:
         if self._reached is not None and self._reached[0] in positions:
             positions[self._reached[0]] = self._reached[1]
         if self._out.is_abandoned():
-            for tp, offset in self._not_taken().items():
+            for tp, offset in self._find_untaken().items():
                 if tp in positions:
                     positions[tp] = min(offset, positions[tp])
                     self._seek(tp, positions[tp])
         self.consumer.commit(positions)
 
-    def _not_taken(self) -> dict[TopicPartition, int]:
+    def _find_untaken(self) -> dict[TopicPartition, int]:
         """Return, by partition, the first offset that the reader did not take from the pipe."""
         taken = self._out.taken_bytes
         found: dict[TopicPartition, int] = {}
@@ -206,7 +209,7 @@ class Membership:
         with contextlib.suppress(OffsetOutOfRange, LogTruncated):
             self.consumer.seek(*tp, offset)
 
-    # ------------------------------------------------------------ who reads what
+    # ------------------------------------------------------------ assignment
 
     def _assigned(self, partitions: list[TopicPartition]) -> None:
         if self._start.kind in ("last", "time"):
@@ -220,9 +223,9 @@ class Membership:
         self._say("reads", partitions, f" (generation {self.consumer.generation})")
 
     def _revoked(self, partitions: list[TopicPartition]) -> None:
-        if not self._leaving:
+        if not self._is_leaving:
             if self._out.is_abandoned():
-                back = self._not_taken()
+                back = self._find_untaken()
                 self.consumer.commit({tp: back[tp] for tp in partitions if tp in back})
             self._count_as_taken(partitions)
             self._say("releases", partitions)

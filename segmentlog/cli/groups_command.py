@@ -12,12 +12,12 @@ import click
 from segmentlog.cli.common import open_store, say
 from segmentlog.cli.option_types import (
     DURATION_MS,
-    PLACE,
+    POSITION,
     SELECTOR,
     Selector,
     StartPosition,
-    chosen_partitions,
     json_option,
+    match_partitions,
     resolve_position,
 )
 from segmentlog.cli.table_output import show_json, show_table
@@ -144,7 +144,7 @@ def _document(group: GroupDescription) -> dict[str, Any]:
 
 
 def _existing_group(store: LogStore, name: str, more: str = "") -> GroupDescription:
-    """Return a group. Raises ClickException with the closest name and the advice ``more`` if it does not exist."""
+    """Return a group. If it does not exist, raise ClickException with the closest name and the advice ``more``."""
     names = store.groups.names()
     if name in names:
         return store.groups.describe(name)
@@ -156,8 +156,8 @@ def _existing_group(store: LogStore, name: str, more: str = "") -> GroupDescript
 # ---------------------------------------------------------------- reset
 
 
-class _Target(NamedTuple):
-    """Target of a reset: a place in each partition, or a shift of the committed offset by a number of records."""
+class _ResetTarget(NamedTuple):
+    """Target of a reset: a position in each partition, or a number of offsets to shift each committed offset by."""
 
     place: StartPosition | None
     shift: int = 0
@@ -196,7 +196,7 @@ def _selectors(ctx: click.Context, param: click.Parameter, values: tuple[str, ..
 @click.option("--to-latest", is_flag=True, help="To the end: existing records are not read.")
 @click.option("--to-offset", type=click.IntRange(0), metavar="OFFSET", help="To this offset.")
 @click.option(
-    "--to-datetime", type=PLACE, metavar="TIME", help="To the first record at or after 2026-07-31T12:00, -1h, @MS."
+    "--to-datetime", type=POSITION, metavar="TIME", help="To the first record at or after 2026-07-31T12:00, -1h, @MS."
 )
 @click.option("--by-duration", type=DURATION_MS, metavar="TIME", help="To the first record of the last 1h, 7d.")
 @click.option("--shift-by", type=int, metavar="N", help="By N offsets; back if negative.")
@@ -225,7 +225,7 @@ def reset(
         old = {TopicPartition(entry.topic, entry.partition): entry.committed for entry in found.partitions}
         moves: dict[TopicPartition, int] = {}
         clamped: list[str] = []
-        for tp in _chosen(store, found, topics):
+        for tp in _find_partitions(store, found, topics):
             log = store.topic(tp.topic).partition(tp.partition)
             known = old.get(tp)
             target_offset = target.offset_in(log, known.offset if known is not None else None)
@@ -256,23 +256,23 @@ def _target(
     to_datetime: StartPosition | None,
     by_duration: int | None,
     shift_by: int | None,
-) -> _Target:
+) -> _ResetTarget:
     """Return the target. Raises UsageError unless exactly one option is given."""
     targets = []
     if to_earliest:
-        targets.append(_Target(StartPosition("earliest")))
+        targets.append(_ResetTarget(StartPosition("earliest")))
     if to_latest:
-        targets.append(_Target(StartPosition("latest")))
+        targets.append(_ResetTarget(StartPosition("latest")))
     if to_offset is not None:
-        targets.append(_Target(StartPosition("offset", to_offset)))
+        targets.append(_ResetTarget(StartPosition("offset", to_offset)))
     if to_datetime is not None:
         if to_datetime.kind != "time":
             raise click.UsageError("--to-datetime: give a time, as in 2026-07-31T12:00, -1h or @1785456000000")
-        targets.append(_Target(to_datetime))
+        targets.append(_ResetTarget(to_datetime))
     if by_duration is not None:
-        targets.append(_Target(StartPosition("time", time.time_ns() // 1_000_000 - by_duration)))
+        targets.append(_ResetTarget(StartPosition("time", time.time_ns() // 1_000_000 - by_duration)))
     if shift_by is not None:
-        targets.append(_Target(None, shift_by))
+        targets.append(_ResetTarget(None, shift_by))
     if len(targets) != 1:
         raise click.UsageError(
             "give exactly one of --to-earliest, --to-latest, --to-offset, --to-datetime, --by-duration or --shift-by"
@@ -280,13 +280,13 @@ def _target(
     return targets[0]
 
 
-def _chosen(store: LogStore, group: GroupDescription, topics: tuple[Selector, ...]) -> list[TopicPartition]:
-    """Return the partitions to reset, each once: those that are named, or all with a committed offset."""
+def _find_partitions(store: LogStore, group: GroupDescription, topics: tuple[Selector, ...]) -> list[TopicPartition]:
+    """Return the partitions to reset, each once: the partitions of ``topics``, or all with a committed offset."""
     if topics:
         found = {
             TopicPartition(owner.name, number): None
             for selector in topics
-            for owner, number in chosen_partitions(store, selector)
+            for owner, number in match_partitions(store, selector)
         }
         return sorted(found)
     for partition in group.partitions:

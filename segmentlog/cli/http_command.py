@@ -7,7 +7,7 @@ import signal
 
 import click
 
-from segmentlog.cli.common import loading, open_store, say, store_folder
+from segmentlog.cli.common import exit_at_once_on_signals, open_store, require_local_folder, say
 from segmentlog.cli.option_types import LIMITED_SIZE
 from segmentlog.cli.security_options import security_options
 
@@ -40,7 +40,7 @@ def http(
 
     SIGTERM and Ctrl-C finish running requests, then stop the server.
     """
-    with loading():
+    with exit_at_once_on_signals():
         from segmentlog.security.listen_rules import parse_address
         from segmentlog.security.security_settings import Security
         from segmentlog.server.log_format import set_up_logs
@@ -49,7 +49,7 @@ def http(
     security = Security(
         tls_cert=tls_cert, tls_key=tls_key, tls_client_ca=tls_client_ca, users=users, acls=acls, insecure=insecure
     )
-    with loading():
+    with exit_at_once_on_signals():
         from segmentlog.http.settings import HttpLimits, HttpSettings
 
         try:
@@ -62,7 +62,7 @@ def http(
     settings = HttpSettings(allow_writes=allow_writes, allowed_hosts=allowed_hosts, limits=limits)
     set_up_logs(log_format)
     if "://" not in ctx.obj:
-        os.makedirs(store_folder(ctx), exist_ok=True)
+        os.makedirs(require_local_folder(ctx), exist_ok=True)
     signals = {signal.SIGTERM, signal.SIGINT}
     former = signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # before threads start: no thread may receive them
     try:

@@ -1,4 +1,4 @@
-"""The HTTP server of ``segmentlog serve --http``: a process of its own below the same supervisor."""
+"""Run the HTTP server of ``segmentlog serve --http`` in a separate process under the Kafka server's supervisor."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from segmentlog.security.security_settings import Security
 from segmentlog.server.supervisor import ServerPlan, SidecarProcess
 
 
-def http_beside(
+def create_http_sidecar(
     address: str, security: Security, *, allow_writes: bool, allowed_hosts: tuple[str, ...]
 ) -> SidecarProcess:
-    """Return the sidecar process for `Supervisor`. Raises `InvalidConfig`, `UnsafeListening`, ClickException."""
+    """Return the process that serves HTTP at ``address``; `Supervisor` starts it.
+
+    Raises `InvalidConfig`, `UnsafeListening`, and ClickException if the extra ``[http]`` is not installed.
+    """
     host, port = parse_address(address, option="http")
     try:
         # Import before the fork: the process then starts at once.

@@ -15,15 +15,24 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from segmentlog.cli.common import Progress, Skipped, check_stdin, open_store, say, status_of, stoppable, stopped_by
+from segmentlog.cli.common import (
+    Progress,
+    SkippedRanges,
+    check_stdin,
+    collect_signals,
+    describe_stop,
+    find_exit_status,
+    open_store,
+    say,
+)
 from segmentlog.cli.option_types import (
-    PLACE,
+    POSITION,
     SELECTOR,
     Selector,
     StartPosition,
-    existing_topic,
+    open_partitions,
+    require_topic,
     resolve_position,
-    selected_partitions,
     skip_damaged_option,
 )
 from segmentlog.errors import SegmentlogError, UnknownTopic
@@ -44,16 +53,18 @@ _CHECKED_RECORDS = 64
 _UNKNOWN = frozenset((".bz2", ".xz", ".zst", ".lz4", ".lzma", ".br", ".snappy", ".zip", ".z", ".tgz", ".7z"))
 
 
-class _Kind(NamedTuple):
-    """Format of a file, and whether it is compressed."""
+class _FileKind(NamedTuple):
+    """Format of a file, and whether it is compressed with gzip."""
 
     form: str
     is_gzip: bool
 
     @classmethod
-    def of(cls, file: str, shape: str | None) -> _Kind:
-        """Return the given format, or that of the file's ending. Raises UsageError for files that cannot be read or
-        written."""
+    def choose(cls, file: str, shape: str | None) -> _FileKind:
+        """Return the format ``shape``, or without it the format of the file's ending.
+
+        Raises UsageError for a compression that is not supported.
+        """
         stem, ending = os.path.splitext(file)
         is_gzip = ending.lower() == _GZIP
         if ending.lower() in _UNKNOWN:
@@ -110,11 +121,11 @@ def import_(
     if whole and value:
         raise click.UsageError("--whole and --value exclude each other")
     from_redis = source.startswith(("redis://", "rediss://", "unix://"))
-    with ExitStack() as stack, stoppable() as stopped:
-        kind = None if from_redis else _Kind.of(source, shape)
+    with ExitStack() as stack, collect_signals() as stopped:
+        kind = None if from_redis else _FileKind.choose(source, shape)
         store = stack.enter_context(open_store(ctx, create=from_redis))
         fields = FieldNames(key, value, timestamp, whole, by_key)
-        rows = _rows_of(stack, store, source, kind, topic, fields, batch_size, skip)
+        rows = _open_source(stack, store, source, kind, topic, fields, batch_size, skip)
         is_spread = store.topic(topic).partition_count > 1
         started = time.perf_counter()
         nulls, failure = 0, None
@@ -125,41 +136,47 @@ def import_(
                 for part in rows:
                     sender.first = sender.number
                     _check_partitions(part, store.topic(topic), sender.number)
-                    for lists in _lists_of(part):
+                    for lists in _split_by_partition(part):
                         sender.send(lists)
                     nulls += part.values.count(None)
                     progress.advance(len(part))
                     if stopped:
                         break
             except (SegmentlogError, click.ClickException, ValueError, OSError, EOFError, zlib.error) as error:
-                failure = _failure(error, source, sender)
+                failure = _explain_failure(error, source, sender)
         seconds = max(time.perf_counter() - started, 1e-9)
         summary = f"{sender.records:,} records imported in {seconds:.2f} s ({sender.records / seconds:,.0f} records/s)"
-        say(summary + stopped_by(stopped))
+        say(summary + describe_stop(stopped))
         if kind is not None and kind.form == "csv" and nulls:
             say(f"{nulls:,} of their values are null: empty fields without quotes")
         if failure is not None:
             if advice := sender.how_to_resume(failure):
                 say(advice)
             raise failure
-        return status_of(stopped)
+        return find_exit_status(stopped)
 
 
-def _rows_of(
-    stack: ExitStack, store: LogStore, source: str, kind: _Kind | None, topic: str, fields: FieldNames, batch_size: int,
+def _open_source(
+    stack: ExitStack,
+    store: LogStore,
+    source: str,
+    kind: _FileKind | None,
+    topic: str,
+    fields: FieldNames,
+    batch_size: int,
     skip: int,
-) -> Iterator[ParsedRecords]:  # fmt: skip
+) -> Iterator[ParsedRecords]:
     """Return the records of a file, or of Redis if ``kind`` is None.
 
-    For Redis, creates the topic if it does not exist; for a file, raises `UnknownTopic`.
+    If the topic does not exist, an import from Redis creates it, and an import from a file raises `UnknownTopic`.
     """
     if kind is None:
-        return _from_redis(store, source, topic, batch_size, skip)
-    existing_topic(store, topic, to_write=True)
-    return _from_file(stack, source, kind, fields, batch_size, skip)
+        return _open_redis(store, source, topic, batch_size, skip)
+    require_topic(store, topic, to_write=True)
+    return _open_file(stack, source, kind, fields, batch_size, skip)
 
 
-def _failure(error: Exception, source: str, sender: RecordSender) -> Exception:
+def _explain_failure(error: Exception, source: str, sender: RecordSender) -> Exception:
     """Return the exception to show for an error."""
     if isinstance(error, BadRecord):
         return click.ClickException(f"record {sender.first + error.index + 1}: {error}")
@@ -173,7 +190,7 @@ def _failure(error: Exception, source: str, sender: RecordSender) -> Exception:
 
 
 def _check_partitions(part: ParsedRecords, topic: Topic, number: int) -> None:
-    """Raise ClickException for a record of a partition that does not exist, before any of the records is sent."""
+    """Raise ClickException if a record names a partition that does not exist. Call this before sending any of them."""
     count = topic.partition_count
     for index, partition in enumerate(part.partitions or ()):
         if partition is not None and partition >= count:
@@ -185,7 +202,7 @@ def _check_partitions(part: ParsedRecords, topic: Topic, number: int) -> None:
             )
 
 
-def _lists_of(part: ParsedRecords) -> Iterator[OutgoingRecords]:
+def _split_by_partition(part: ParsedRecords) -> Iterator[OutgoingRecords]:
     """Yield the records in order; consecutive records of one partition form one list."""
     lists = OutgoingRecords(part.values, part.keys)
     lists.headers, lists.timestamps = part.headers, part.timestamps
@@ -200,8 +217,8 @@ def _lists_of(part: ParsedRecords) -> Iterator[OutgoingRecords]:
         yield run
 
 
-def _from_file(
-    stack: ExitStack, source: str, kind: _Kind, fields: FieldNames, batch_size: int, skip: int
+def _open_file(
+    stack: ExitStack, source: str, kind: _FileKind, fields: FieldNames, batch_size: int, skip: int
 ) -> Iterator[ParsedRecords]:
     from segmentlog.storage.atomic_write import is_leftover
 
@@ -211,7 +228,7 @@ def _from_file(
 
 
 def _read_file(
-    stack: ExitStack, source: str, kind: _Kind, fields: FieldNames, batch_size: int, skip: int = 0
+    stack: ExitStack, source: str, kind: _FileKind, fields: FieldNames, batch_size: int, skip: int = 0
 ) -> Iterator[ParsedRecords]:
     from segmentlog.exchange import record_files
 
@@ -239,7 +256,7 @@ def _read_file(
     return record_files.records_of(documents, fields, batch_size, skip + 1)
 
 
-def _from_redis(store: LogStore, url: str, topic: str, batch_size: int, skip: int) -> Iterator[ParsedRecords]:
+def _open_redis(store: LogStore, url: str, topic: str, batch_size: int, skip: int) -> Iterator[ParsedRecords]:
     from segmentlog.exchange.record_files import RedisTopic
 
     source = RedisTopic(url, topic)
@@ -256,14 +273,14 @@ def _from_redis(store: LogStore, url: str, topic: str, batch_size: int, skip: in
     first = pages[0][1] + skip if pages else skip
     begins_at = target.partition(0).log_end_offset
     if first != begins_at:
-        say(f"its first remaining record has offset {first} in Redis and gets offset {begins_at} here")
+        say(f"the first imported record has offset {first} in Redis, and gets offset {begins_at} in {topic}")
     return source.rows(pages, batch_size, skip)
 
 
 # ---------------------------------------------------------------- export
 
 
-class _Stopped(Exception):
+class _StoppedBySignal(Exception):
     """A signal arrived before everything was written."""
 
 
@@ -271,9 +288,9 @@ class _Stopped(Exception):
 @click.argument("topic", type=SELECTOR)
 @click.argument("file", default="-")
 @click.option("--format", "shape", type=_FORMATS, help="Format of the file; default: by its ending, else ndjson.")
-@click.option("--from", "start", type=PLACE, default="earliest", show_default=True, metavar="PLACE",
+@click.option("--from", "start", type=POSITION, default="earliest", show_default=True, metavar="PLACE",
               help="Start at this place.")  # fmt: skip
-@click.option("--to", "stop", type=PLACE, metavar="PLACE", help="Stop before this place.")
+@click.option("--to", "stop", type=POSITION, metavar="PLACE", help="Stop before this place.")
 @click.option("--verify/--no-verify", default=True, show_default=True,
               help="Read FILE back as 'import' does and compare every record. Takes 2 to 4 times as long.")  # fmt: skip
 @skip_damaged_option
@@ -295,27 +312,27 @@ def export(
     values that are not UTF-8. In CSV, null is an empty field, an empty text is "", and headers are JSON. A record
     without a timestamp has -1; in Parquet that is 1969-12-31 23:59:59.999 UTC.
     """
-    kind = _Kind.of(file, shape)
+    kind = _FileKind.choose(file, shape)
     if kind.form == "parquet" and file == "-":
         raise click.UsageError("Parquet can be written to a file only, not to a pipe")
     count = 0
-    with ExitStack() as stack, stoppable() as stopped:
+    with ExitStack() as stack, collect_signals() as stopped:
         store = stack.enter_context(open_store(ctx, read_only=True))
-        partitions = selected_partitions(store, topic)
+        partitions = open_partitions(store, topic)
         ends = [log.log_end_offset if stop is None else resolve_position(stop, log) for log in partitions]
         ranges = [(log, resolve_position(start, log), end) for log, end in zip(partitions, ends, strict=True)]
         for partition, begin, _ in ranges:
             partition.read(begin)  # raises if the place does not exist
         started = time.perf_counter()
-        check = _Check(file, kind, stopped) if verify and file != "-" else None
-        skipped = Skipped()
+        check = _ExportCheck(file, kind, stopped) if verify and file != "-" else None
+        skipped = SkippedRanges()
         try:
             with (
                 Progress("records", None, enabled=file != "-") as progress,
-                contextlib.nullcontext(sys.stdout.buffer) if file == "-" else _whole(file, kind, check) as out,
+                contextlib.nullcontext(sys.stdout.buffer) if file == "-" else _open_output(file, kind, check) as out,
             ):
-                writer = _writer(out, kind)
-                for batch in _batches(ranges, skipped if skip_damaged else None):
+                writer = _create_writer(out, kind)
+                for batch in _read_ranges(ranges, skipped if skip_damaged else None):
                     if check is not None:
                         check.written.add_batch(batch)
                     writer.write(batch)
@@ -325,21 +342,24 @@ def export(
                         break
                 writer.close()
                 if stopped and file != "-":
-                    raise _Stopped
-        except _Stopped:
-            say(f"{count:,} records read{stopped_by(stopped)}; {file} is unchanged")
-            return status_of(stopped)
+                    raise _StoppedBySignal
+        except _StoppedBySignal:
+            say(f"{count:,} records read{describe_stop(stopped)}; {file} is unchanged")
+            return find_exit_status(stopped)
         seconds = max(time.perf_counter() - started, 1e-9)
         rate = f"{count / seconds:,.0f} records/s"
-        say(f"{count:,} records exported in {seconds:.2f} s ({rate}){stopped_by(stopped)}")
+        say(f"{count:,} records exported in {seconds:.2f} s ({rate}){describe_stop(stopped)}")
         damage_status = skipped.report()
-    return damage_status or status_of(stopped)
+    return damage_status or find_exit_status(stopped)
 
 
-class _Check:
-    """Callback that reads a file back as `import` does. Raises `TransferError` if it differs, or `_Stopped`."""
+class _ExportCheck:
+    """Callback that reads an exported file as `import` does, and compares it with the exported records.
 
-    def __init__(self, file: str, kind: _Kind, stopped: list[int]) -> None:
+    Raises `TransferError` if they differ, and `_StoppedBySignal` after a signal.
+    """
+
+    def __init__(self, file: str, kind: _FileKind, stopped: list[int]) -> None:
         from segmentlog.exchange.export_check import Fingerprint
 
         self.written, self._found = Fingerprint(), Fingerprint()
@@ -354,7 +374,7 @@ class _Check:
                 for rows in _read_file(stack, path, self._kind, FieldNames(), _CHECKED_RECORDS):
                     self._found.add_rows(rows)
                     if self._stopped:
-                        raise _Stopped
+                        raise _StoppedBySignal
             except (TransferError, UnicodeDecodeError, EOFError, zlib.error) as error:
                 raise TransferError(f"the written records cannot be imported: {error}. {remedy}") from None
         if self._found != self.written:
@@ -364,8 +384,8 @@ class _Check:
             )
 
 
-def _batches(ranges: list[tuple[Partition, int, int]], skipped: Skipped | None) -> Iterator[RecordBatch]:
-    """Yield the records in the ranges of offsets. ``skipped`` collects damage; None: damage raises."""
+def _read_ranges(ranges: list[tuple[Partition, int, int]], skipped: SkippedRanges | None) -> Iterator[RecordBatch]:
+    """Yield the records in the ranges. Damaged offsets are added to ``skipped``; if it is None, they raise."""
 
     def on_skip(base_offset: int, end_offset: int, damage: CorruptBatch) -> None:
         if skipped is not None and base_offset < end:
@@ -381,8 +401,8 @@ def _batches(ranges: list[tuple[Partition, int, int]], skipped: Skipped | None) 
 
 
 @contextlib.contextmanager
-def _whole(file: str, kind: _Kind, check: _Check | None) -> Iterator[IO[bytes]]:
-    """Open a file that appears under its name only when everything is written and checked."""
+def _open_output(file: str, kind: _FileKind, check: _ExportCheck | None) -> Iterator[IO[bytes]]:
+    """Open a temporary file, which replaces ``file`` once it is completely written and ``check`` has passed."""
     from segmentlog.storage.atomic_write import opened_atomically
 
     with opened_atomically(file, verify=check) as out:
@@ -396,7 +416,7 @@ def _whole(file: str, kind: _Kind, check: _Check | None) -> Iterator[IO[bytes]]:
             yield packed  # type: ignore[misc]
 
 
-def _writer(out: IO[bytes], kind: _Kind) -> Any:
+def _create_writer(out: IO[bytes], kind: _FileKind) -> Any:
     from segmentlog.exchange import record_files
 
     if kind.form == "csv":

@@ -18,8 +18,8 @@ _JSON_FACTOR: Final = 8
 """
 
 
-class TooLong(ValueError):
-    """A record that is certainly over the limit: the reason, and the count of empty lines before it."""
+class OversizedRecord(ValueError):
+    """A record is over the limit. ``empty_lines`` counts the empty lines before it, which are no records."""
 
     def __init__(self, why: str, empty_lines: int = 0) -> None:
         super().__init__(why)
@@ -40,10 +40,10 @@ class RecordInput:
         spare_bytes: int = 0,
         name: str = "stdin",
     ) -> None:
-        """Read records of ``fd``.
+        """Read records of ``fd``, which error messages call ``name``.
 
-        ``limit_bytes`` returns the current limit of a record; ``spare_bytes`` of each input record do not become part
-        of it. ``name`` is for errors.
+        ``limit_bytes`` returns the current size limit of a record. The input of a record may be ``spare_bytes`` longer
+        than this limit, for example by a key separator.
         """
         self._fd = fd
         self._name = name
@@ -52,22 +52,24 @@ class RecordInput:
         self._batch_size = batch_size
         self._linger_s = linger_s
         self._stopped = stopped
-        self._cutter: _Lines | _Prefixed
+        self._splitter: _DelimitedSplitter | _PrefixedSplitter
         if shape == "length-prefixed":
-            self._cutter = _Prefixed(limit_bytes)
+            self._splitter = _PrefixedSplitter(limit_bytes)
         else:
-            self._cutter = _Lines(b"\0" if shape == "nul" else b"\n", limit_bytes, spare_bytes, is_json=shape == "json")
+            self._splitter = _DelimitedSplitter(
+                b"\0" if shape == "nul" else b"\n", limit_bytes, spare_bytes, is_json=shape == "json"
+            )
         self.unread = True
 
-    def lists(self, skip: int) -> Iterator[tuple[list[bytes], int]]:
-        """Yield lists of at most ``batch_size`` records, each with the count of bytes read for it, as they arrive.
+    def read_lists(self, skip: int) -> Iterator[tuple[list[bytes], int]]:
+        """Yield lists of at most ``batch_size`` records as they arrive, each list with the count of bytes read for it.
 
-        Skips the first ``skip`` records. Yields the records before an invalid record or a read error first, and then
-        raises `TooLong`, ValueError or OSError.
+        Skips the first ``skip`` records. An invalid record raises `OversizedRecord` or ValueError, and a read error
+        raises OSError, after the records before it were yielded.
         """
         ready: list[bytes] = []
         count_bytes = 0
-        cutter = self._cutter
+        cutter = self._splitter
         cutter.skip = skip
         while not self._stopped:
             # A file is always readable. A pipe may pause: records that it sent must not wait for more.
@@ -85,7 +87,7 @@ class RecordInput:
                     yield ready, count_bytes
                 raise
             count_bytes += len(block)
-            ready += cutter.cut(block) if block else cutter.end()
+            ready += cutter.split_block(block) if block else cutter.end()
             whole = len(ready) - len(ready) % self._batch_size
             for at in range(0, whole, self._batch_size):
                 yield ready[at : at + self._batch_size], count_bytes
@@ -103,15 +105,15 @@ class RecordInput:
             yield ready, count_bytes
 
 
-class _Lines:
-    """Splits records that end with a mark, such as a line break; the last record may lack its mark."""
+class _DelimitedSplitter:
+    """Splits input into records that end with a delimiter, such as a line break. The last delimiter may be missing."""
 
     def __init__(self, mark: bytes, limit_bytes: Callable[[], int], spare_bytes: int, *, is_json: bool) -> None:
         self._mark = mark
         self._is_json = is_json
         self._limit_bytes = limit_bytes
         self._spare_bytes = spare_bytes
-        self._longest = self._longest_now()
+        self._longest = self._find_longest()
         self._parts: list[bytes] = []
         """Parts of a record whose end was not read yet."""
         self._held_bytes = 0
@@ -120,11 +122,11 @@ class _Lines:
         """Count of records that are still to be skipped."""
         self.failure: ValueError | None = None
 
-    def _longest_now(self) -> int:
+    def _find_longest(self) -> int:
         limit_bytes = self._limit_bytes()
         return limit_bytes * _JSON_FACTOR + _READ_BYTES if self._is_json else limit_bytes + self._spare_bytes
 
-    def cut(self, block: bytes) -> list[bytes]:
+    def split_block(self, block: bytes) -> list[bytes]:
         """Return the records that end in the next block of the input."""
         records = block.split(self._mark)
         rest = records.pop()
@@ -138,7 +140,7 @@ class _Lines:
         return records
 
     def end(self) -> list[bytes]:
-        """Return the last record, which may lack its mark."""
+        """Return the last record, if its delimiter is missing."""
         return self._apply_skip([b"".join(self._parts)]) if self._parts else []
 
     def _apply_skip(self, records: list[bytes]) -> list[bytes]:
@@ -158,15 +160,15 @@ class _Lines:
             self._parts = [b"".join(self._parts).strip()[:1]]
             self._held_bytes = 1
             return
-        self._longest = self._longest_now()  # the limit may have been raised
+        self._longest = self._find_longest()  # the limit may have been raised
         if self._held_bytes > self._longest:
             times = f"{_JSON_FACTOR} times " if self._is_json else ""
             why = f"is longer than {times}max.message.bytes = {self._limit_bytes()}"
-            self.failure = TooLong(why, self._empty_lines)
+            self.failure = OversizedRecord(why, self._empty_lines)
 
 
-class _Prefixed:
-    """Splits records that begin with their length."""
+class _PrefixedSplitter:
+    """Splits input into records that begin with their length."""
 
     def __init__(self, limit_bytes: Callable[[], int]) -> None:
         self._limit_bytes = limit_bytes
@@ -180,7 +182,7 @@ class _Prefixed:
         self.skip = 0
         self.failure: ValueError | None = None
 
-    def cut(self, block: bytes) -> list[bytes]:
+    def split_block(self, block: bytes) -> list[bytes]:
         """Return the records that end in the next block of the input."""
         if self._left_out_bytes:
             left_out_bytes = min(self._left_out_bytes, len(block))
@@ -188,9 +190,9 @@ class _Prefixed:
             block = block[left_out_bytes:]
         self._parts.append(block)
         self._held_bytes += len(block)
-        return self._cut() if self._held_bytes >= self._wanted_bytes else []
+        return self._split_records() if self._held_bytes >= self._wanted_bytes else []
 
-    def _cut(self) -> list[bytes]:
+    def _split_records(self) -> list[bytes]:
         data = b"".join(self._parts)
         records = []
         at, self._wanted_bytes = 0, 4
@@ -200,8 +202,8 @@ class _Prefixed:
             if self.skip:
                 self.skip -= 1
                 self._left_out_bytes = max(end - len(data), 0)
-            elif size_bytes > self._longest and size_bytes > self._raised():
-                self.failure = TooLong(
+            elif size_bytes > self._longest and size_bytes > self._refresh_limit():
+                self.failure = OversizedRecord(
                     f"has a length of {size_bytes} bytes, over max.message.bytes = {self._longest}"
                     " (is the input length-prefixed?)"
                 )
@@ -216,7 +218,7 @@ class _Prefixed:
         self._parts, self._held_bytes = [rest], len(rest)
         return records
 
-    def _raised(self) -> int:
+    def _refresh_limit(self) -> int:
         self._longest = self._limit_bytes()
         return self._longest
 

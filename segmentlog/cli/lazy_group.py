@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def _add_global_options(command: click.Command) -> None:
-    """Let a command and its subcommands accept --dir and --version, too: people type them at the end."""
+    """Let a command and its subcommands accept --dir and --version too, because users type them at the end."""
     taken = {name for param in command.params for name in param.opts}
     for name, make in (("--dir", _directory_option), ("--version", _version_option)):
         if name not in taken:

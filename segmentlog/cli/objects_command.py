@@ -6,7 +6,7 @@ import time
 
 import click
 
-from segmentlog.cli.common import EXIT_DAMAGE, EXIT_DONE, Progress, loading, say
+from segmentlog.cli.common import EXIT_DAMAGE, EXIT_DONE, Progress, exit_at_once_on_signals, say
 from segmentlog.cli.option_types import DURATION_S, json_option
 from segmentlog.cli.table_output import show_json
 
@@ -24,7 +24,7 @@ def list_(url: str, as_json: bool) -> None:
 
     Some new records may have no object of their own: the manifest itself contains them.
     """
-    with loading():
+    with exit_at_once_on_signals():
         from segmentlog.objects.bucket.url import open_bucket
         from segmentlog.objects.manifest.garbage_collection import describe_manifest, describe_objects, stored_manifest
         from segmentlog.objects.manifest.load import require_manifest
@@ -52,7 +52,7 @@ def list_(url: str, as_json: bool) -> None:
 @json_option
 def verify(url: str, as_json: bool) -> int:
     """Read the manifest at URL and every object that it refers to, and compare their checksums."""
-    with loading():
+    with exit_at_once_on_signals():
         from segmentlog.objects.bucket.url import open_bucket
         from segmentlog.objects.manifest.garbage_collection import verify as check
 
@@ -77,7 +77,7 @@ def gc(url: str, grace: int, dry_run: bool, as_json: bool) -> None:
 
     Shipping deletes its own objects when they are not needed any more. This command removes what killed processes left.
     """
-    with loading():
+    with exit_at_once_on_signals():
         from segmentlog.objects.bucket.url import open_bucket
         from segmentlog.objects.manifest.garbage_collection import sweep
 

@@ -34,7 +34,7 @@ _PARTITION_CHARACTERS = frozenset("0123456789*?[]!-")
 
 
 class _Size(ParamType):
-    """A size in bytes: -1 for no limit; with ``limited`` at least 1."""
+    """Option type of a size in bytes, or -1 for no limit. With ``limited``, the size must be 1 or more."""
 
     name = "size"
 
@@ -54,7 +54,7 @@ class _Size(ParamType):
 
 
 class _Duration(ParamType):
-    """A duration in milliseconds. A bare number has the unit ``bare_ms``."""
+    """Option type of a duration in milliseconds. A number without a unit counts units of ``bare_ms``."""
 
     name = "duration"
 
@@ -79,7 +79,7 @@ DURATION_S = _Duration(bare_ms=1000)
 
 
 class FiniteRange(click.FloatRange):
-    """A finite number in a range: rejects `nan`, which click's comparisons accept."""
+    """Option type of a finite number in a range. Rejects `nan`, which click accepts in every range."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         number: float = super().convert(value, param, ctx)
@@ -91,7 +91,7 @@ class FiniteRange(click.FloatRange):
 # ---------------------------------------------------------------- places in a log
 
 
-class _PlaceType(ParamType):
+class _PositionType(ParamType):
     name = "place"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> StartPosition:
@@ -103,7 +103,7 @@ class _PlaceType(ParamType):
             self.fail(str(error), param, ctx)
 
 
-PLACE = _PlaceType()
+POSITION = _PositionType()
 
 
 # ---------------------------------------------------------------- topics and partitions
@@ -114,7 +114,7 @@ class Selector(NamedTuple):
 
     topic: str
     partition: str = "*"
-    may_come: bool = False
+    can_match_later: bool = False
     """Whether topic or partition is a pattern, so that matches may be created later."""
 
     @property
@@ -131,8 +131,8 @@ class Selector(NamedTuple):
         return fnmatch.fnmatchcase(topic, self.topic) and fnmatch.fnmatchcase(str(partition), self.partition)
 
 
-def _is_open(pattern: str) -> bool:
-    """Return whether a bracket is never closed: fnmatch then takes it literally, but no name contains a bracket."""
+def _has_open_bracket(pattern: str) -> bool:
+    """Return whether a ``[`` has no ``]``. fnmatch would match it literally, but no topic name contains a bracket."""
     at = pattern.find("[")
     while at >= 0:
         at += 2 if pattern[at + 1 : at + 2] == "!" else 1
@@ -154,12 +154,12 @@ class _SelectorType(ParamType):
         is_pattern = PATTERN_CHARACTERS & set(partition) and set(partition) <= _PARTITION_CHARACTERS
         if slash and (not topic or not (decimal or is_pattern)):
             self.fail(f"{value!r} is not TOPIC or TOPIC/PARTITION, such as clicks or clicks/0", param, ctx)
-        if _is_open(topic) or _is_open(partition):
+        if _has_open_bracket(topic) or _has_open_bracket(partition):
             self.fail(f"{value!r}: a '[' has no ']'; write for example 'clicks/[01]'", param, ctx)
-        may_come = bool(PATTERN_CHARACTERS & set(value))
+        can_match_later = bool(PATTERN_CHARACTERS & set(value))
         if not slash:
-            return Selector(topic, may_come=may_come)
-        return Selector(topic, str(int(partition)) if decimal else partition, may_come)
+            return Selector(topic, can_match_later=can_match_later)
+        return Selector(topic, str(int(partition)) if decimal else partition, can_match_later)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         return complete_topic(ctx, param, incomplete)
@@ -184,8 +184,11 @@ def complete_topic(ctx: click.Context, param: click.Parameter, incomplete: str) 
     ]
 
 
-def existing_topic(store: LogStore, name: str, *, to_write: bool = False) -> Topic:
-    """Return the topic of that name. Raises `UnknownTopic` with the closest name, or how to create it."""
+def require_topic(store: LogStore, name: str, *, to_write: bool = False) -> Topic:
+    """Return the topic of that name.
+
+    Raises `UnknownTopic`, whose message suggests the closest name or the command that creates the topic.
+    """
     try:
         return store.topic(name)
     except UnknownTopic as error:
@@ -194,8 +197,8 @@ def existing_topic(store: LogStore, name: str, *, to_write: bool = False) -> Top
         raise UnknownTopic(name, f"it does not exist; {_advice(store, name, to_write)}") from None
 
 
-def meant_instead(store: LogStore, name: str) -> str:
-    """Return a question that names the topic with the closest name; empty if none is close."""
+def suggest_topic(store: LogStore, name: str) -> str:
+    """Return a question such as "did you mean 'clicks'?"; empty if no topic has a similar name."""
     import difflib
 
     close = difflib.get_close_matches(name, store.topics(), n=1)
@@ -203,19 +206,19 @@ def meant_instead(store: LogStore, name: str) -> str:
 
 
 def _advice(store: LogStore, name: str, to_write: bool) -> str:
-    if question := meant_instead(store, name):
+    if question := suggest_topic(store, name):
         return question
     if to_write or not store.topics():
         return f"create it with 'segmentlog create {name}'"
     return "'segmentlog topics' lists the topics"
 
 
-def matching_topics(store: LogStore, patterns: tuple[str, ...]) -> list[str]:
+def match_topics(store: LogStore, patterns: tuple[str, ...]) -> list[str]:
     """Return the names of matching topics, each once. Raises `UnknownTopic` for a pattern without a match."""
     found: dict[str, None] = {}
     for pattern in patterns:
         if not PATTERN_CHARACTERS & set(pattern):
-            found[existing_topic(store, pattern).name] = None
+            found[require_topic(store, pattern).name] = None
             continue
         names = fnmatch.filter(store.topics(), pattern)
         if not names:
@@ -224,30 +227,31 @@ def matching_topics(store: LogStore, patterns: tuple[str, ...]) -> list[str]:
     return list(found)
 
 
-def selected_partitions(store: LogStore, selector: Selector) -> list[Partition]:
+def open_partitions(store: LogStore, selector: Selector) -> list[Partition]:
     """Open and return the partitions of a selector whose topic is not a pattern. Raises `UnknownTopic`."""
-    topic = existing_topic(store, selector.topic)
+    topic = require_topic(store, selector.topic)
     if selector.number is not None:
         return [topic.partition(selector.number)]
     numbers = [number for number in range(topic.partition_count) if selector.fits(topic.name, number)]
-    return [topic.partition(number) for number in numbers or _no_match(selector, topic.partition_count)]
+    return [topic.partition(number) for number in numbers or _raise_no_match(selector, topic.partition_count)]
 
 
-def _no_match(selector: Selector, count: int) -> NoReturn:
+def _raise_no_match(selector: Selector, count: int) -> NoReturn:
     raise UnknownTopic(selector.topic, f"no partition matches {selector.partition!r}, there are 0 to {count - 1}")
 
 
-def chosen_partitions(store: LogStore, selector: Selector | None) -> list[tuple[Topic, int]]:
-    """Return the partitions that match a selector; without a selector, all partitions of topics that are not internal.
+def match_partitions(store: LogStore, selector: Selector | None) -> list[tuple[Topic, int]]:
+    """Return the partitions that match a selector, without opening them.
 
-    Does not open them. Raises `UnknownTopic` for a topic that does not exist; opening raises it for a partition.
+    Without a selector, return all partitions of topics that are not internal. Raises `UnknownTopic` for a topic that
+    does not exist. A partition number is not checked: opening the partition raises `UnknownTopic`.
     """
     if selector is None:
         names = store.topics()
     elif selector.has_pattern:
-        names = matching_topics(store, (selector.topic,))
+        names = match_topics(store, (selector.topic,))
     else:
-        topic = existing_topic(store, selector.topic)
+        topic = require_topic(store, selector.topic)
         if selector.number is not None:
             return [(topic, selector.number)]
         names = [topic.name]
@@ -259,13 +263,16 @@ def chosen_partitions(store: LogStore, selector: Selector | None) -> list[tuple[
         if selector is None or selector.fits(topic.name, number)
     ]
     if selector is not None and not chosen:
-        _no_match(selector, max(topics.values()))
+        _raise_no_match(selector, max(topics.values()))
     return chosen
 
 
-def one_partition(store: LogStore, selector: Selector, why: str) -> Partition:
-    """Return the partition that is named, or the only one of the topic. Raises UsageError if there are several."""
-    partitions = selected_partitions(store, selector)
+def open_only_partition(store: LogStore, selector: Selector, why: str) -> Partition:
+    """Open the partition that the selector names, or the only partition of the topic.
+
+    Raises UsageError, with the reason ``why``, if the topic has several partitions.
+    """
+    partitions = open_partitions(store, selector)
     if len(partitions) != 1:
         raise click.UsageError(f"{selector.topic} has {len(partitions)} partitions, but {why}: name one, such as"
                                f" {selector.topic}/0")  # fmt: skip
@@ -281,4 +288,4 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 skip_damaged_option = click.option(
     "--skip-damaged", is_flag=True, help="Skip damaged and unreadable batches, and print their offsets."
 )
-"""Use it with `segmentlog.cli.common.Skipped`."""
+"""Use it with `segmentlog.cli.common.SkippedRanges`."""

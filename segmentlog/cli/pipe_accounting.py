@@ -1,8 +1,8 @@
-"""Track how many bytes the reader of stdout took: a pipe may hold bytes that are never read.
+"""Count the bytes that the reader of stdout took: a pipe may hold bytes that are never read.
 
-Bytes that `write` accepted wait in the pipe, usually up to 64 KiB. Linux reports their number (FIONREAD, at either end,
-and also after the reader is gone); the difference is what the reader took. For files, terminals and sockets, accepted
-bytes count as taken, although a socket may hold undelivered bytes.
+Bytes that `write` accepted wait in the pipe, usually up to 64 KiB. Linux reports the number of waiting bytes (FIONREAD,
+at either end, and also after the reader is gone). All other written bytes were taken by the reader. For files,
+terminals and sockets, accepted bytes count as taken, although a socket may hold undelivered bytes.
 """
 
 from __future__ import annotations
@@ -21,14 +21,17 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from segmentlog.consuming.consumer import Consumer
 
-_TICK_S: Final = 0.05
+_POLL_S: Final = 0.05
 _YIELDS: Final = 20
 """How often `wait_taken` yields the processor to the reader before it sleeps."""
 _SHORTEST_S: Final = 20e-6
 
 
-class Stdout:
-    """Unbuffered writer to stdout that tracks what its reader took. Create it once nothing else writes to stdout."""
+class StdoutWriter:
+    """Unbuffered writer to stdout that counts the bytes that the reader of stdout took.
+
+    After it is created, nothing else may write to stdout.
+    """
 
     def __init__(self) -> None:
         sys.stdout.flush()
@@ -40,7 +43,7 @@ class Stdout:
         self.written_bytes = 0
 
     def write(self, text: bytes) -> None:
-        """Write all of ``text``. Raises `ReaderGone`; `written_bytes` is correct however the call ends."""
+        """Write all of ``text``. Raises `ReaderGone`. `written_bytes` is correct after an error, too."""
         left = memoryview(text)
         while left:
             written = self._out.write(left)
@@ -82,18 +85,18 @@ class Stdout:
                 os.sched_yield()
                 continue
             pause_s = _SHORTEST_S * 2 ** min(tries - _YIELDS, 20)
-            if pause_s < _TICK_S / 50:
+            if pause_s < _POLL_S / 50:
                 time.sleep(pause_s)  # poll counts in milliseconds
                 if self.is_abandoned():
                     return False
-            elif self.is_abandoned(min(pause_s, _TICK_S)):
+            elif self.is_abandoned(min(pause_s, _POLL_S)):
                 return False
             if time.monotonic() >= ends_s or not between():
                 return False
         return True
 
 
-def end_with_stdout(consumer: Consumer) -> None:
+def stop_at_stdout_end(consumer: Consumer) -> None:
     """Stop a following consumer once stdout has no reader any more, even if no records arrive."""
 
     def watch() -> None:

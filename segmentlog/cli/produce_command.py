@@ -11,9 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from segmentlog.cli.common import Progress, check_stdin, open_store, say, status_of, stoppable, stopped_by
-from segmentlog.cli.input_records import RecordInput, TooLong
-from segmentlog.cli.option_types import FiniteRange, complete_topic, existing_topic, json_option
+from segmentlog.cli.common import (
+    Progress,
+    check_stdin,
+    collect_signals,
+    describe_stop,
+    find_exit_status,
+    open_store,
+    say,
+)
+from segmentlog.cli.input_records import OversizedRecord, RecordInput
+from segmentlog.cli.option_types import FiniteRange, complete_topic, json_option, require_topic
 from segmentlog.errors import SegmentlogError
 from segmentlog.exchange.record_sender import BadRecord, OutgoingRecords, Parse, RecordSender, ResumingSender
 from segmentlog.quantities import EARLIEST_MS, LATEST_MS, TIMESTAMPS_ACCEPTED
@@ -82,10 +90,10 @@ def produce(
     different name for each input.
     """
     _check_options(key_separator, shape, name, skip)
-    pairs = tuple(_pair(header) for header in headers)
+    pairs = tuple(_parse_header_option(header) for header in headers)
     fd, size_bytes = _open_input(file)
-    with _closing(fd), open_store(ctx) as store, stoppable() as stopped:
-        several = existing_topic(store, topic, to_write=True).partition_count > 1 and partition is None
+    with _close_after(fd), open_store(ctx) as store, collect_signals() as stopped:
+        several = require_topic(store, topic, to_write=True).partition_count > 1 and partition is None
 
         def limit_now() -> int:
             return store.topic(topic).config.max_message_bytes
@@ -96,14 +104,14 @@ def produce(
         with store.producer(ack=ack, name=name) as producer, Progress("bytes", size_bytes or None) as progress:
             limit = limit_now() if several else None
             on_append = _offset_printer(as_json) if print_offsets or as_json else None
-            sender = _sender(store, producer, topic, partition, pairs, on_append, limit, skip)
-            parse = _parser(shape, key_separator)
+            sender = _create_sender(store, producer, topic, partition, pairs, on_append, limit, skip)
+            parse = _choose_parser(shape, key_separator)
             if avro or schema_file is not None:
-                from segmentlog.cli.schema_values import encoding, read_schema
+                from segmentlog.cli.schema_values import encode_after, read_schema
 
-                parse = encoding(parse, store, topic, None if schema_file is None else read_schema(schema_file))
+                parse = encode_after(parse, store, topic, None if schema_file is None else read_schema(schema_file))
             try:
-                for raw, count_bytes in source.lists(skip):
+                for raw, count_bytes in source.read_lists(skip):
                     sender.first = sender.number
                     for lists in parse(raw):
                         sender.send(lists)
@@ -117,9 +125,9 @@ def produce(
                     say(advice)
                 if isinstance(error, SegmentlogError | click.ClickException | OSError):
                     raise
-                raise _failure(error, sender, shape, key_separator) from None
-        say(sender.summary() + stopped_by(stopped))
-    return status_of(stopped) if source.unread else 0
+                raise _explain_failure(error, sender, shape, key_separator) from None
+        say(sender.summary() + describe_stop(stopped))
+    return find_exit_status(stopped) if source.unread else 0
 
 
 def _check_options(key_separator: str | None, shape: str, name: str | None, skip: int) -> None:
@@ -143,9 +151,11 @@ def _open_input(file: str) -> tuple[int, int]:
     return fd, os.fstat(fd).st_size
 
 
-def _failure(error: Exception, sender: RecordSender, shape: str, key_separator: str | None) -> click.ClickException:
-    """Return an error that names the record that cannot be sent, why, and what to do."""
-    if isinstance(error, TooLong):
+def _explain_failure(
+    error: Exception, sender: RecordSender, shape: str, key_separator: str | None
+) -> click.ClickException:
+    """Return an error whose message names the record that cannot be sent, the reason and the remedy."""
+    if isinstance(error, OversizedRecord):
         return click.ClickException(sender.describe_failure(error, error.empty_lines))
     if not isinstance(error, BadRecord):
         return click.ClickException(str(error))
@@ -155,7 +165,7 @@ def _failure(error: Exception, sender: RecordSender, shape: str, key_separator: 
 
 
 @contextlib.contextmanager
-def _closing(fd: int) -> Iterator[None]:
+def _close_after(fd: int) -> Iterator[None]:
     try:
         yield
     finally:
@@ -163,8 +173,8 @@ def _closing(fd: int) -> Iterator[None]:
             os.close(fd)
 
 
-def _sender(store: LogStore, producer: Producer, topic: str, *arguments: Any) -> RecordSender:
-    """Return a sender; for a producer with a name, one that skips what was appended already."""
+def _create_sender(store: LogStore, producer: Producer, topic: str, *arguments: Any) -> RecordSender:
+    """Return a sender. For a producer with a name, it skips the records that an earlier run appended."""
     if producer.name is None:
         return RecordSender(producer, topic, *arguments)
     from segmentlog.exchange.resumed_input import ResumedInput
@@ -173,7 +183,7 @@ def _sender(store: LogStore, producer: Producer, topic: str, *arguments: Any) ->
 
 
 def _offset_printer(as_json: bool) -> Callable[[int, int, int], None]:
-    """Return the callback that prints where records were appended."""
+    """Return the callback that prints the partition and offsets of appended records."""
 
     def print_offsets(partition: int, base_offset: int, count: int) -> None:
         if as_json:
@@ -184,7 +194,7 @@ def _offset_printer(as_json: bool) -> Callable[[int, int, int], None]:
     return print_offsets
 
 
-def _pair(header: str) -> tuple[str, bytes]:
+def _parse_header_option(header: str) -> tuple[str, bytes]:
     name, equals, value = header.partition("=")
     if not equals:
         raise click.UsageError(f"-H {header}: give it as NAME=VALUE")
@@ -194,7 +204,7 @@ def _pair(header: str) -> tuple[str, bytes]:
 # ---------------------------------------------------------------- from text to records
 
 
-def _parser(shape: str, separator: str | None) -> Parse:
+def _choose_parser(shape: str, separator: str | None) -> Parse:
     if shape == "json":
         return _parse_json
     if separator is None:
@@ -219,7 +229,7 @@ def _parse_json(raw: list[bytes]) -> Iterator[OutgoingRecords]:
         partition = document.get("partition")
         if lists is None or lists.partition != partition:
             if lists is not None:
-                yield _filled(lists)
+                yield _drop_empty_columns(lists)
             lists = OutgoingRecords([], [])
             lists.headers, lists.timestamps, lists.partition = [], [], partition
         assert lists.keys is not None
@@ -231,7 +241,7 @@ def _parse_json(raw: list[bytes]) -> Iterator[OutgoingRecords]:
         lists.timestamps.append(time.time_ns() // 1_000_000 if timestamp is None else timestamp)
         lists.headers.append(headers)
     if lists is not None:
-        yield _filled(lists)
+        yield _drop_empty_columns(lists)
 
 
 def _parse_document(index: int, line: bytes) -> tuple[dict[str, Any], bytes | None, bytes | None, list[Any]]:
@@ -245,26 +255,26 @@ def _parse_document(index: int, line: bytes) -> tuple[dict[str, Any], bytes | No
         headers = document.get("headers") or []
         if not isinstance(headers, list):
             raise ValueError(f'headers must be a list of {{"name": ..., "value": ...}}: {line[:60]!r}')
-        pairs = [_header(header, line) for header in headers]
+        pairs = [_parse_header(header, line) for header in headers]
         partition, timestamp = document.get("partition"), document.get("timestamp")
         if partition is not None and (type(partition) is not int or partition < 0):
-            raise ValueError(f"partition {partition!r} is not the number of a partition")
+            raise ValueError(f"partition {partition!r} is not a partition number, which is a whole number from 0 on")
         if timestamp is not None and (type(timestamp) is not int or not EARLIEST_MS <= timestamp <= LATEST_MS):
             raise ValueError(f"timestamp {timestamp!r} is not {TIMESTAMPS_ACCEPTED}")
-        return document, bytes_of(document, "value"), bytes_of(document, "key"), pairs
+        return document, decode_field(document, "value"), decode_field(document, "key"), pairs
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadRecord(index, f"not a JSON object: {line[:60]!r}: {error}") from None
     except ValueError as error:
         raise BadRecord(index, str(error)) from None
 
 
-def _header(document: Any, line: bytes) -> tuple[str, bytes | None]:
+def _parse_header(document: Any, line: bytes) -> tuple[str, bytes | None]:
     if not isinstance(document, dict) or not isinstance(document.get("name"), str):
         raise ValueError(f'a header must be {{"name": ..., "value": ...}}: {line[:60]!r}')
-    return document["name"], bytes_of(document, "value")
+    return document["name"], decode_field(document, "value")
 
 
-def _filled(lists: OutgoingRecords) -> OutgoingRecords:
+def _drop_empty_columns(lists: OutgoingRecords) -> OutgoingRecords:
     """Remove the columns that no record has."""
     if not any(lists.headers or []):
         lists.headers = None
@@ -273,7 +283,7 @@ def _filled(lists: OutgoingRecords) -> OutgoingRecords:
     return lists
 
 
-def bytes_of(document: dict[str, Any], field: str) -> bytes | None:
+def decode_field(document: dict[str, Any], field: str) -> bytes | None:
     """Return a field of a JSON record as bytes: text, base64 of ``field_base64``, or the JSON text of other values."""
     encoded = document.get(f"{field}_base64")
     if encoded is not None:

@@ -16,12 +16,13 @@ Pieces = Callable[["RecordBatch"], list[bytes]]
 """Returns the text of each record of a batch."""
 
 
-def pieces_as(
+def choose_pieces(
     template: str | None, bare: bool, as_json: bool, *, json_values: bool = False, sources: bool = False
 ) -> Pieces:
-    """Return the function for the chosen format: a template, values only, JSON, or else "offset value".
+    """Return the function that formats each record of a batch: by a template, as value only, as JSON, or as text.
 
-    ``json_values``: print values that are JSON unquoted; ``sources``: print "topic/partition offset value".
+    The text is "offset value", and with ``sources`` "topic/partition offset value". ``json_values``: print values that
+    are JSON without quoting them.
     """
     if as_json:
         return json_pieces(plain_values=json_values)
@@ -32,8 +33,8 @@ def pieces_as(
     return _sourced_pieces if sources else _line_pieces
 
 
-def render_as(pieces: Pieces) -> Render:
-    """Return a function that renders a whole batch to the concatenated pieces."""
+def batch_renderer(pieces: Pieces) -> Render:
+    """Return a function that returns the text of a whole batch: the concatenated ``pieces``."""
     return _render_values if pieces is bare_pieces else lambda batch: b"".join(pieces(batch))
 
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from segmentlog.cli.common import Progress, loading, say, stoppable
+from segmentlog.cli.common import Progress, collect_signals, exit_at_once_on_signals, say
 from segmentlog.cli.option_types import DURATION_S, json_option
-from segmentlog.cli.ship_command import absolute, shown
+from segmentlog.cli.ship_command import progress_callback, resolve_folder
 from segmentlog.cli.table_output import show_json
 
 if TYPE_CHECKING:
@@ -40,20 +40,20 @@ def replica(
       segmentlog replica s3://bucket/store ./copy
       segmentlog replica s3://bucket/store ./copy --status
     """
-    with loading():
+    with exit_at_once_on_signals():
         from segmentlog.objects.bucket.url import open_bucket
         from segmentlog.objects.replica.replica import Replica, replica_status
 
-    path = absolute(folder)
+    path = resolve_folder(folder)
     if status:
         found = replica_status(path)
         if found is None or found.url != open_bucket(url).url:
             raise click.UsageError(f"{folder} is not a replica of {url}")
         _print_status(found, folder, as_json)
         return 1 if found.error else 0
-    with stoppable() as stopped, Replica(url, path, topics=topics, interval_ms=interval, threads=False) as copy:
+    with collect_signals() as stopped, Replica(url, path, topics=topics, interval_ms=interval, threads=False) as copy:
         with Progress("partitions", None) as progress:
-            copy.refresh(shown(progress))
+            copy.refresh(progress_callback(progress))
         _print_status(copy.status, folder, as_json)
         if not once:
             _follow(copy, interval, stopped)

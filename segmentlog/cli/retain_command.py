@@ -11,14 +11,14 @@ import click
 
 from segmentlog.cli.common import (
     BusyRetry,
-    Failures,
+    PartitionErrors,
     Progress,
+    collect_signals,
+    describe_stop,
     open_store,
     say,
-    stoppable,
-    stopped_by,
 )
-from segmentlog.cli.option_types import SELECTOR, Selector, chosen_partitions, json_option
+from segmentlog.cli.option_types import SELECTOR, Selector, json_option, match_partitions
 from segmentlog.cli.table_output import show_json
 
 if TYPE_CHECKING:
@@ -43,9 +43,9 @@ def apply_retention(ctx: click.Context, topic: Selector | None, dry_run: bool, a
     """
     reports: list[RetentionReport] = []
     offsets = 0
-    failures = Failures()
-    with stoppable() as stopped, open_store(ctx, read_only=dry_run, background=False) as store:
-        partitions = chosen_partitions(store, topic)
+    failures = PartitionErrors()
+    with collect_signals() as stopped, open_store(ctx, read_only=dry_run, background=False) as store:
+        partitions = match_partitions(store, topic)
         if not dry_run:
             store.check_writable("delete old segments")
         retry = BusyRetry(stopped)
@@ -63,7 +63,7 @@ def apply_retention(ctx: click.Context, topic: Selector | None, dry_run: bool, a
                     with progress.hidden():
                         _print_report(report, dry_run, as_json)
                 progress.advance(1)
-        say(_summary(reports, offsets, dry_run) + stopped_by(stopped))
+        say(_summary(reports, offsets, dry_run) + describe_stop(stopped))
     return failures.exit_status(stopped)
 
 

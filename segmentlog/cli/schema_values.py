@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from segmentlog.cli.common import loading
+from segmentlog.cli.common import exit_at_once_on_signals
 from segmentlog.errors import DeserializationError, SegmentlogError
 from segmentlog.exchange.record_sender import BadRecord, OutgoingRecords, Parse
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from segmentlog.store import LogStore
 
 
-def decoding(pieces: Pieces, store: LogStore, *, keys: bool, values: bool, as_json: bool) -> Pieces:
-    """Return ``pieces`` for records whose keys, values or both are first decoded to JSON.
+def decode_before(pieces: Pieces, store: LogStore, *, keys: bool, values: bool, as_json: bool) -> Pieces:
+    """Return a function that decodes keys, values or both to JSON, and passes the records to ``pieces``.
 
     Raises `DeserializationError` for the first record without a schema.
     """
-    with loading():
+    with exit_at_once_on_signals():
         from segmentlog.schemas.any_values import AnyDeserializer
 
     deserializer = AnyDeserializer(store.schemas)
@@ -45,13 +45,13 @@ def decoding(pieces: Pieces, store: LogStore, *, keys: bool, values: bool, as_js
         made_values = decode(batch, "value") if values else None
         texts = pieces(batch.with_objects(made_keys, made_values))
         if as_json:
-            texts = [_unquoted(text, keys=keys, values=values) for text in texts]
+            texts = [_unquote_json(text, keys=keys, values=values) for text in texts]
         return texts
 
     return decoded
 
 
-def _unquoted(text: bytes, *, keys: bool, values: bool) -> bytes:
+def _unquote_json(text: bytes, *, keys: bool, values: bool) -> bytes:
     """Return the JSON of a record whose decoded fields are JSON and not text."""
     document: dict[str, msgspec.Raw] = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
     for field, wanted in (("key", keys), ("value", values)):
@@ -60,13 +60,13 @@ def _unquoted(text: bytes, *, keys: bool, values: bool) -> bytes:
     return msgspec.json.encode(document) + b"\n"
 
 
-def encoding(parse: Parse, store: LogStore, topic: str, schema: str | None) -> Parse:
-    """Return ``parse`` followed by the conversion of each value from JSON to Avro.
+def encode_after(parse: Parse, store: LogStore, topic: str, schema: str | None) -> Parse:
+    """Return a function that calls ``parse``, and encodes each JSON value as Avro.
 
-    Uses ``schema``, which is registered first, or else the newest schema of the topic. Raises the errors of the
-    registry.
+    If ``schema`` is given, it is registered and used; otherwise the newest schema of the topic is used. Raises the
+    errors of the registry.
     """
-    with loading():
+    with exit_at_once_on_signals():
         from segmentlog.schemas.avro_values import PlainWriter
         from segmentlog.schemas.parsed_schemas import Draft
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from segmentlog.cli.common import EXIT_DONE, EXIT_FAILED, loading, open_store, say
+from segmentlog.cli.common import EXIT_DONE, EXIT_FAILED, exit_at_once_on_signals, open_store, say
 from segmentlog.cli.option_types import json_option
 from segmentlog.cli.schema_values import read_schema, type_of_file
 from segmentlog.cli.table_output import show_json, show_table
@@ -180,7 +180,7 @@ def compatibility(ctx: click.Context, subject: str | None, level: str | None, re
 def _draft(file: str, schema_type: str | None, references: tuple[str, ...]) -> Any:
     kind = schema_type.upper() if schema_type is not None else type_of_file(file)
     text = read_schema(file)
-    with loading():
+    with exit_at_once_on_signals():
         from segmentlog.schemas.parsed_schemas import Draft
         from segmentlog.schemas.registry_records import Reference
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from segmentlog.cli.common import say, store_folder
+from segmentlog.cli.common import require_local_folder, say
 from segmentlog.cli.option_types import DURATION_S, LIMITED_SIZE, SIZE
 from segmentlog.cli.security_options import security_options
 from segmentlog.speedups import CORE_NAME
@@ -107,18 +107,18 @@ def serve(
     if standby is not None and ship not in (None, standby):
         raise click.UsageError("--ship and --standby must name the same URL")
     set_up_logs(log_format)
-    os.makedirs(store_folder(ctx), exist_ok=True)
+    os.makedirs(require_local_folder(ctx), exist_ok=True)
     host, port = parse_address(listen)
     security = Security(
         tls_cert=tls_cert, tls_key=tls_key, tls_client_ca=tls_client_ca, users=users, acls=acls, insecure=insecure
     )
     beside = None
     if http_at is not None:
-        from segmentlog.cli.http_sidecar import http_beside
+        from segmentlog.cli.http_sidecar import create_http_sidecar
 
         advertised = () if advertise is None else (parse_address(advertise, option="advertise")[0],)
         hosts = (*allowed_hosts, *advertised)
-        beside = http_beside(http_at, security, allow_writes=allow_writes, allowed_hosts=hosts)
+        beside = create_http_sidecar(http_at, security, allow_writes=allow_writes, allowed_hosts=hosts)
     elif allow_writes:
         raise click.UsageError("--allow-writes needs --http")
     plan = ServerPlan(
@@ -168,7 +168,7 @@ class _StatusLine:
     """Prints the addresses once the server listens, and on a terminal a status line with connections and requests/s.
 
     The status line stays the last line: log lines of any process overwrite it (`server.log_format`), and it is drawn
-    again below within a second. No thread draws it, because the supervisor forks.
+    again below within a second. The supervisor draws it in its own loop, because a process with threads must not fork.
     """
 
     def __init__(self, log_format: str) -> None:

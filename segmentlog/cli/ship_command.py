@@ -8,9 +8,9 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from segmentlog.cli.common import Progress, loading, open_store, say, stoppable
+from segmentlog.cli.common import Progress, collect_signals, exit_at_once_on_signals, open_store, say
 from segmentlog.cli.offsets_file import read_offsets
-from segmentlog.cli.option_types import DURATION_S, PLACE, SIZE, StartPosition, json_option
+from segmentlog.cli.option_types import DURATION_S, POSITION, SIZE, StartPosition, json_option
 from segmentlog.cli.table_output import show_json
 
 if TYPE_CHECKING:
@@ -60,15 +60,15 @@ def ship(
         from segmentlog.server.log_format import set_up_logs
 
         set_up_logs(log_format)
-    with stoppable() as stopped, open_store(ctx, background=False) as store:
+    with collect_signals() as stopped, open_store(ctx, background=False) as store:
         if stop:
             if topics or follow:
                 raise click.UsageError("--stop ends shipping of the whole store: give no topics, and no --follow")
             return _stop_shipping(store, url)
-        url = url or _bound_url(store)
+        url = url or _require_url(store)
         if not follow:
             with Progress("bytes", None) as progress:
-                done = store.ship(url, topics=topics, bytes_per_s=limit, progress=shown(progress))
+                done = store.ship(url, topics=topics, bytes_per_s=limit, progress=progress_callback(progress))
             _print_result(done, as_json)
             return 0
         store.shipping.start(url, topics=topics, interval_ms=interval, max_bytes=max_bytes, bytes_per_s=limit)
@@ -104,7 +104,7 @@ def _read_url(store: LogStore) -> str | None:
     return None if binding is None else binding.url
 
 
-def _bound_url(store: LogStore) -> str:
+def _require_url(store: LogStore) -> str:
     url = _read_url(store)
     if url is None:
         raise click.UsageError("this store was never shipped: give a URL, as in segmentlog ship s3://bucket/path")
@@ -139,7 +139,7 @@ def _print_result(done: ShipResult, as_json: bool) -> None:
 @click.argument("url")
 @click.argument("folder", type=click.Path(file_okay=False))
 @click.argument("topics", nargs=-1, metavar="[TOPIC]...")
-@click.option("--at", type=PLACE, metavar="TIME",
+@click.option("--at", type=POSITION, metavar="TIME",
               help="Restore the state at TIME: 2026-07-31T12:00, -1h, @1785456000000.")  # fmt: skip
 @click.option(
     "--offsets",
@@ -170,18 +170,18 @@ def restore(
       segmentlog restore s3://bucket/store ./copy --offsets offsets.txt
     """
     if at is not None and offsets is not None:
-        raise click.UsageError("--at and --offsets cannot be combined: a restore ends at one of the two")
+        raise click.UsageError("--at and --offsets exclude each other: a restore ends at a time or at given offsets")
     if at is not None and at.kind != "time":
         raise click.UsageError("--at: give a time, as in 2026-07-31T12:00, -1h or @1785456000000")
     cut_offsets = None if offsets is None else read_offsets(offsets)
-    with loading():
+    with exit_at_once_on_signals():
         from segmentlog.objects.bucket.url import open_bucket
         from segmentlog.objects.restore.restore import restore as restore_store
 
     with Progress("bytes", None) as progress:
         done = restore_store(
-            open_bucket(url), absolute(folder), topics,
-            at=None if at is None else at.number, offsets=cut_offsets, progress=shown(progress),
+            open_bucket(url), resolve_folder(folder), topics,
+            at=None if at is None else at.number, offsets=cut_offsets, progress=progress_callback(progress),
         )  # fmt: skip
     _print_restored(done, folder, as_json)
     _print_gaps(done, topics)
@@ -223,16 +223,16 @@ def takeover(url: str, folder: str, force: bool, yes: bool, as_json: bool) -> No
     owner may have assigned, in a new epoch, and reports what was lost. After an interruption, run the command again to
     resume.
     """
-    with loading():
+    with exit_at_once_on_signals():
         import segmentlog
         from segmentlog.objects.bucket.url import open_bucket
         from segmentlog.objects.manifest.load import require_manifest
         from segmentlog.objects.takeover import take_over
 
     bucket = open_bucket(url)
-    force = force and _confirms_reuse(require_manifest(bucket)[0], url, folder, yes)
+    force = force and _confirm_reuse(require_manifest(bucket)[0], url, folder, yes)
     with Progress("bytes", None) as progress:
-        done = take_over(bucket, absolute(folder), force=force, progress=shown(progress))
+        done = take_over(bucket, resolve_folder(folder), force=force, progress=progress_callback(progress))
     with segmentlog.open(folder, create=False, background=False) as store:
         for topic in store.topics(internal=True):
             store.topic(topic).partitions()  # each log resumes in its new epoch
@@ -241,8 +241,11 @@ def takeover(url: str, folder: str, force: bool, yes: bool, as_json: bool) -> No
     _print_gaps(done, ())
 
 
-def _confirms_reuse(manifest: Manifest, url: str, folder: str, yes: bool) -> bool:
-    """Ask for a confirmation that offsets may be assigned twice; return False if the owner has not ended shipping."""
+def _confirm_reuse(manifest: Manifest, url: str, folder: str, yes: bool) -> bool:
+    """Ask the user to confirm that offsets may be assigned twice; return True.
+
+    Return False, without asking, if the owner has not ended shipping: then no offset can be assigned twice.
+    """
     if not manifest.ended:
         return False
     say(
@@ -261,15 +264,15 @@ def _confirms_reuse(manifest: Manifest, url: str, folder: str, yes: bool) -> boo
     return True
 
 
-def absolute(folder: str) -> str:
+def resolve_folder(folder: str) -> str:
     """Return the absolute path of a folder; `~` is the home folder."""
     import os
 
     return os.path.abspath(os.path.expanduser(folder))
 
 
-def shown(progress: Progress) -> Any:
-    """Return a function (done, total) that shows the progress as a bar."""
+def progress_callback(progress: Progress) -> Any:
+    """Return a callback that takes (done, total) bytes and updates the progress bar."""
     seen = 0
 
     def show(done: int, whole: int) -> None:

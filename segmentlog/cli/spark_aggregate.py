@@ -12,8 +12,8 @@ from segmentlog.cli.spark_command import (
     check_incremental,
     check_topic,
     incremental_options,
+    open_run,
     require_spark,
-    running,
     spark_session,
 )
 from segmentlog.cli.spark_sql import show_rows
@@ -100,7 +100,7 @@ def aggregate(
             rows = pipeline.aggregate(spark, ctx.obj, topic, windows, schema=schema, start=start, strict=strict)
             show_rows(rows, as_json=as_json, limit=limit)
             return EXIT_DONE
-        with running(checkpoint, follow, every) as run:
+        with open_run(checkpoint, follow, every) as run:
             report = pipeline.aggregate_to(
                 spark, ctx.obj, topic, windows, to, schema=schema, start=start, strict=strict, create=create,
                 mode=cast("Literal['append', 'update']", mode), incremental=run.incremental,

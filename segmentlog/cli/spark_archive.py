@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import click
 
-from segmentlog.cli.common import EXIT_DAMAGE, Stop, say, status_of, stopped_by
-from segmentlog.cli.option_types import PLACE, StartPosition, complete_topic, json_option
-from segmentlog.cli.spark_command import KeyValue, cancelling, check_topic, require_spark, spark_session
+from segmentlog.cli.common import EXIT_DAMAGE, StopRequested, describe_stop, find_exit_status, say
+from segmentlog.cli.option_types import POSITION, StartPosition, complete_topic, json_option
+from segmentlog.cli.spark_command import KeyValue, cancel_jobs_on_signals, check_topic, require_spark, spark_session
 from segmentlog.cli.table_output import show_json, show_table
 from segmentlog.quantities import format_size
 
@@ -29,7 +29,10 @@ _STOPPABLE: Final = ("writing", "verifying", "noting the intent", "staging", "ap
 
 
 def cancellable(spark: SparkSession, work: Callable[[OnStep, list[int]], T]) -> tuple[T | None, list[int]]:
-    """Run ``work(on_step, signals)``; a signal cancels its Spark jobs. Return (result or None, received signals)."""
+    """Call ``work(on_step, signals)``, whose Spark jobs a signal cancels. Return (result, received signals).
+
+    The result is None if a signal ended the work.
+    """
     from segmentlog.spark.spark_errors import SparkFailed
 
     last_step = ""
@@ -37,15 +40,15 @@ def cancellable(spark: SparkSession, work: Callable[[OnStep, list[int]], T]) -> 
     def on_step(step: str) -> None:
         nonlocal last_step
         if stopped and step in _STOPPABLE:
-            raise Stop
+            raise StopRequested
         if step != last_step and sys.stderr.isatty():
             say(f"{step} ...")
         last_step = step
 
-    with cancelling(spark) as stopped:
+    with cancel_jobs_on_signals(spark) as stopped:
         try:
             return work(on_step, stopped), stopped
-        except Stop:
+        except StopRequested:
             return None, stopped
         except SparkFailed:
             if not stopped:
@@ -57,7 +60,7 @@ def cancellable(spark: SparkSession, work: Callable[[OnStep, list[int]], T]) -> 
 @click.argument("topic", shell_complete=complete_topic)
 @click.argument("folder", metavar="DIR")
 @click.option("--trim", is_flag=True, help="Afterwards delete the archived and verified records from the log.")
-@click.option("--upto", type=PLACE, metavar="PLACE",
+@click.option("--upto", type=POSITION, metavar="PLACE",
               help="Archive only records below this offset, or before this time.")  # fmt: skip
 @click.option("--allow-gaps", is_flag=True, help="Continue although records were deleted before they were archived.")
 @json_option
@@ -102,8 +105,8 @@ def archive(
             say(f"error: {error}")
             return EXIT_DAMAGE
     if report is None:
-        say(f"nothing was archived{stopped_by(stopped)}")
-        return status_of(stopped)
+        say(f"nothing was archived{describe_stop(stopped)}")
+        return find_exit_status(stopped)
     _show_archive(report, as_json)
     return 0
 
@@ -167,8 +170,8 @@ def restore(ctx: click.Context, folder: str, topic: str, pairs: tuple[tuple[str,
             say(f"error: {error}")
             return EXIT_DAMAGE
     if report is None:
-        say(f"the restore is incomplete{stopped_by(stopped)}; run the same command to continue it")
-        return status_of(stopped)
+        say(f"the restore is incomplete{describe_stop(stopped)}; run the same command to continue it")
+        return find_exit_status(stopped)
     _show_restoration(report, as_json)
     return 0
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from segmentlog.cli.common import EXIT_DONE, Progress, open_store, say, status_of, stoppable, stopped_by
+from segmentlog.cli.common import EXIT_DONE, Progress, collect_signals, describe_stop, find_exit_status, open_store, say
 from segmentlog.cli.lazy_group import LazyGroup
-from segmentlog.cli.option_types import ParamType, existing_topic
+from segmentlog.cli.option_types import ParamType, require_topic
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -109,11 +109,11 @@ def spark_session(ctx: click.Context) -> Iterator[SparkSession]:
     from pyspark.sql import SparkSession
 
     from segmentlog.spark.session import session
-    from segmentlog.spark.spark_errors import explained
+    from segmentlog.spark.spark_errors import explain_spark_errors
 
     settings: SparkSettings = ctx.meta["segmentlog.spark"]
     if SparkSession.getActiveSession() is not None:
-        with _cancelled_by_signals(session("segmentlog")) as active:
+        with _abort_on_signals(session("segmentlog")) as active:
             yield active
         return
     say("starting Spark ...")
@@ -121,7 +121,7 @@ def spark_session(ctx: click.Context) -> Iterator[SparkSession]:
     with ExitStack() as stack:
         # Spark creates this folder when a query looks for a table; it must not appear in the user's current folder.
         warehouse = stack.enter_context(tempfile.TemporaryDirectory(prefix="segmentlog-warehouse-"))
-        with stoppable() as stopped, explained():
+        with collect_signals() as stopped, explain_spark_errors():
             conf = {"spark.sql.warehouse.dir": warehouse, **settings.conf}
             started = session("segmentlog", settings.master, conf=conf)
         stack.callback(_stop, started)
@@ -130,11 +130,11 @@ def spark_session(ctx: click.Context) -> Iterator[SparkSession]:
         if stopped:
             raise click.Abort
         started.sparkContext.setLogLevel(settings.log_level.upper())
-        yield stack.enter_context(_cancelled_by_signals(started))
+        yield stack.enter_context(_abort_on_signals(started))
 
 
 def _stop(spark: SparkSession) -> None:
-    """Stop Spark; a signal to all processes of a terminal or service may have ended Java already."""
+    """Stop Spark, unless Java has exited: a signal to all processes of a terminal or service ends it too."""
     from py4j.protocol import Py4JError
 
     with suppress(OSError, Py4JError):
@@ -142,8 +142,8 @@ def _stop(spark: SparkSession) -> None:
 
 
 @contextmanager
-def cancelling(spark: SparkSession) -> Iterator[list[int]]:
-    """Let SIGINT and SIGTERM cancel the running job and later ones; they are collected in the yielded list."""
+def cancel_jobs_on_signals(spark: SparkSession) -> Iterator[list[int]]:
+    """Let SIGINT and SIGTERM cancel all jobs of Spark within this context; yield the list of received signals."""
     from py4j.protocol import Py4JError
 
     done = threading.Event()
@@ -155,7 +155,7 @@ def cancelling(spark: SparkSession) -> Iterator[list[int]]:
 
     # Not in the signal handler: it could call Java while the interrupted thread does so, too.
     canceller = threading.Thread(target=cancel, name="segmentlog-cancel", daemon=True)
-    with stoppable(canceller.start) as stopped:
+    with collect_signals(canceller.start) as stopped:
         try:
             yield stopped
         finally:
@@ -165,13 +165,13 @@ def cancelling(spark: SparkSession) -> Iterator[list[int]]:
 
 
 @contextmanager
-def _cancelled_by_signals(spark: SparkSession) -> Iterator[SparkSession]:
-    """Let SIGINT and SIGTERM cancel the running job, and end the command."""
-    from segmentlog.spark.spark_errors import SparkFailed, explained
+def _abort_on_signals(spark: SparkSession) -> Iterator[SparkSession]:
+    """Let SIGINT and SIGTERM cancel the running job, and raise click.Abort, which ends the command."""
+    from segmentlog.spark.spark_errors import SparkFailed, explain_spark_errors
 
-    with cancelling(spark) as stopped:
+    with cancel_jobs_on_signals(spark) as stopped:
         try:
-            with explained():
+            with explain_spark_errors():
                 yield spark
         except (SparkFailed, OSError):
             if stopped:
@@ -183,7 +183,7 @@ def _cancelled_by_signals(spark: SparkSession) -> Iterator[SparkSession]:
 
 
 def incremental_options(command: _Command) -> _Command:
-    """Add ``--checkpoint``, ``--follow`` and ``--every``, the arguments of `running`."""
+    """Add the options ``--checkpoint``, ``--follow`` and ``--every`` to a command, which passes them to `open_run`."""
     for option in (
         click.option("--every", default="1s", show_default=True, metavar="TIME",
                      help="With --follow: time between checks for new data."),
@@ -196,7 +196,7 @@ def incremental_options(command: _Command) -> _Command:
     return command
 
 
-class Run:
+class PipelineRun:
     """One run of a pipeline, with its start time and the signals received."""
 
     def __init__(self, incremental: Incremental | None, stopped: list[int]) -> None:
@@ -210,34 +210,35 @@ class Run:
         seconds = max(time.perf_counter() - self._started, 1e-9)
         rate = f"{report.rows / seconds:,.0f} records/s"
         batches = "" if self.incremental is None else f", micro-batches: {report.batches}"
-        say(f"{report.rows:,} records {what} in {seconds:.2f} s ({rate}{batches}){stopped_by(self._stopped)}")
+        say(f"{report.rows:,} records {what} in {seconds:.2f} s ({rate}{batches}){describe_stop(self._stopped)}")
         # A query that follows ends only by a signal.
         follows = self.incremental is not None and self.incremental.follow
-        return EXIT_DONE if follows else status_of(self._stopped)
+        return EXIT_DONE if follows else find_exit_status(self._stopped)
 
 
 @contextmanager
-def running(checkpoint: str | None, follow: bool, every: str) -> Iterator[Run]:
-    """Yield a `Run`; within this context, a signal ends a query with a checkpoint after its current micro-batch.
+def open_run(checkpoint: str | None, follow: bool, every: str) -> Iterator[PipelineRun]:
+    """Yield a `PipelineRun`, within an active Spark session.
 
-    Needs an active Spark session.
+    With ``checkpoint``, SIGINT and SIGTERM end the query after its current micro-batch.
     """
     if checkpoint is None:
-        yield Run(None, [])  # a single job has nothing to finish: a signal interrupts it, and nothing becomes visible
+        # A signal interrupts a single job, and none of its rows becomes visible.
+        yield PipelineRun(None, [])
         return
     from segmentlog.spark.pipelines.pipeline_queries import Incremental
 
-    with stoppable() as stopped, Progress("records", None) as progress:
-        yield Run(Incremental(checkpoint, follow, every, progress.advance, lambda: bool(stopped)), stopped)
+    with collect_signals() as stopped, Progress("records", None) as progress:
+        yield PipelineRun(Incremental(checkpoint, follow, every, progress.advance, lambda: bool(stopped)), stopped)
 
 
 def check_incremental(checkpoint: str | None, follow: bool) -> None:
-    """Raise UsageError for options that exclude each other, before a session starts."""
+    """Raise UsageError for ``--follow`` without ``--checkpoint``. Call this before starting Spark."""
     if follow and checkpoint is None:
         raise click.UsageError("--follow needs --checkpoint DIR, which stores its progress")
 
 
 def check_topic(ctx: click.Context, topic: str, *, to_write: bool = False) -> None:
-    """Raise `UnknownTopic` before a session starts."""
+    """Raise `UnknownTopic` if the topic does not exist. Call this before starting Spark, which takes seconds."""
     with open_store(ctx, read_only=True) as store:
-        existing_topic(store, topic, to_write=to_write)
+        require_topic(store, topic, to_write=to_write)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from segmentlog.cli.common import EXIT_DONE, open_store, say
-from segmentlog.cli.spark_command import KeyValue, Run, spark_session
+from segmentlog.cli.spark_command import KeyValue, PipelineRun, spark_session
 from segmentlog.cli.spark_transfer import MODES
 from segmentlog.cli.table_output import show_table
 
@@ -64,7 +64,7 @@ def sql(
         from segmentlog.spark.pipelines.topic_views import query as run_query
         from segmentlog.spark.pipelines.topic_views import save
 
-        run = Run(None, [])
+        run = PipelineRun(None, [])
         rows = run_query(spark, ctx.obj, query, schemas=dict(schemas), strict=strict)
         if output is not None:
             return run.finish(save(rows, output, format, cast("Mode", mode)), f"written to {output}")
@@ -86,7 +86,7 @@ def show_rows(rows: DataFrame, *, as_json: bool, limit: int | None) -> None:
         say(f"{count:,} rows")
         return
     shown = limit or _TABLE_ROWS
-    found = pipeline.printable(rows.limit(shown + 1)).collect()
+    found = pipeline.format_for_display(rows.limit(shown + 1)).collect()
     show_table(rows.columns, [[_cell(cell) for cell in row] for row in found[:shown]])
     more = " shown; more with --limit, all with --json or --output"
     say(f"{min(len(found), shown):,} rows{more if len(found) > shown else ''}")

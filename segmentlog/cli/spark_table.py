@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from segmentlog.cli.common import EXIT_DONE, say, status_of, stopped_by
+from segmentlog.cli.common import EXIT_DONE, describe_stop, find_exit_status, say
 from segmentlog.cli.option_types import DURATION_MS, complete_topic, json_option
 from segmentlog.cli.spark_archive import cancellable
 from segmentlog.cli.spark_command import check_topic, require_spark, spark_session
@@ -90,8 +90,8 @@ def table(
     if follow:
         return EXIT_DONE
     if not reports:
-        say(f"the table is unchanged{stopped_by(stopped)}")
-    return status_of(stopped)
+        say(f"the table is unchanged{describe_stop(stopped)}")
+    return find_exit_status(stopped)
 
 
 def _summary(report: TableReport) -> str:

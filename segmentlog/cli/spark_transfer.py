@@ -12,7 +12,7 @@ from segmentlog.cli.spark_command import (
     check_incremental,
     check_topic,
     incremental_options,
-    running,
+    open_run,
     spark_session,
 )
 
@@ -78,14 +78,14 @@ def import_(
     check_incremental(checkpoint, follow)
     if create is None:
         check_topic(ctx, topic, to_write=True)
-    with spark_session(ctx) as spark, running(checkpoint, follow, every) as run:
-        from segmentlog.spark.pipelines.topic_transfer import Place, RecordShape, import_rows
+    with spark_session(ctx) as spark, open_run(checkpoint, follow, every) as run:
+        from segmentlog.spark.pipelines.topic_transfer import RecordShape, SparkEndpoint, import_rows
 
         report = import_rows(
             spark,
             ctx.obj,
             topic,
-            Place(format, _path(source), dict(options)),
+            SparkEndpoint(format, _path(source), dict(options)),
             RecordShape(key, value, timestamp, tombstones),
             schema=schema,
             create=create,
@@ -147,14 +147,14 @@ def export(
     if not json_values and (schema is not None or metadata or strict):
         raise click.UsageError("--schema, --metadata and --strict need --json-values")
     check_topic(ctx, topic)
-    with spark_session(ctx) as spark, running(checkpoint, follow, every) as run:
-        from segmentlog.spark.pipelines.topic_transfer import Place, RowShape, export_records
+    with spark_session(ctx) as spark, open_run(checkpoint, follow, every) as run:
+        from segmentlog.spark.pipelines.topic_transfer import RowShape, SparkEndpoint, export_records
 
         report = export_records(
             spark,
             ctx.obj,
             topic,
-            Place(format, _path(target), dict(options)),
+            SparkEndpoint(format, _path(target), dict(options)),
             RowShape(text, json_values, schema, metadata, strict),
             start=start,
             partition_by=partition_by,

@@ -6,7 +6,7 @@ import click
 
 from segmentlog.cli.option_types import complete_topic, json_option
 from segmentlog.cli.spark_command import spark_session
-from segmentlog.cli.verify_repair import check_topics, print_findings, print_verdict, progress_of_bytes, store_files
+from segmentlog.cli.verify_repair import find_topics, open_files, print_findings, print_verdict, progress_of_bytes
 
 
 @click.command()
@@ -21,11 +21,11 @@ def verify(ctx: click.Context, topic: str, as_json: bool, quiet: bool, strict: b
     Prints the same findings as 'segmentlog verify TOPIC', with the same exit status. Spark takes seconds to start, so
     this is faster only for many gigabytes and many cores.
     """
-    from segmentlog.inspection.store_inspection import size_of
+    from segmentlog.inspection.store_inspection import find_segments_size
 
-    with store_files(ctx, topic) as (fs, path):
-        check_topics(fs, path, topic)
-        size_bytes = size_of(fs, path, [topic])
+    with open_files(ctx, topic) as (fs, path):
+        find_topics(fs, path, topic)
+        size_bytes = find_segments_size(fs, path, [topic])
     with spark_session(ctx) as spark:
         from segmentlog.spark.pipelines.topic_verify import verify as verify_topic
 

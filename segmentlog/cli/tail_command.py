@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from segmentlog.cli.common import Skipped, open_store, say, stoppable, stopped_by
-from segmentlog.cli.consumer_arguments import consumer_of
-from segmentlog.cli.filter_options import filter_of, filter_options, with_schemas
+from segmentlog.cli.common import SkippedRanges, collect_signals, describe_stop, open_store, say
+from segmentlog.cli.consumer_arguments import create_consumer
+from segmentlog.cli.filter_options import filter_options, parse_filter, with_schemas
 from segmentlog.cli.option_types import SELECTOR, Selector, json_option, json_values_option, skip_damaged_option
-from segmentlog.cli.pipe_accounting import end_with_stdout
-from segmentlog.cli.record_output import bare_pieces, json_pieces, keyed_pieces, render_as
+from segmentlog.cli.pipe_accounting import stop_at_stdout_end
+from segmentlog.cli.record_output import bare_pieces, batch_renderer, json_pieces, keyed_pieces
 from segmentlog.consuming.cursor import offset_of_last
 from segmentlog.consuming.record_filter import batches_between
 
@@ -66,22 +66,22 @@ def tail(
     """
     if keys and (as_json or json_values):
         raise click.UsageError("--keys and --json exclude each other: JSON includes the key")
-    record_filter = filter_of(ctx)
+    record_filter = parse_filter(ctx)
     with open_store(ctx, background=False) as store:
-        consumer = consumer_of(store, topics, follow=follow, isolation=isolation, skip_damaged=skip_damaged)
-        several = len(consumer.assignment()) > 1 or any(selector.may_come for selector in topics)
+        consumer = create_consumer(store, topics, follow=follow, isolation=isolation, skip_damaged=skip_damaged)
+        several = len(consumer.assignment()) > 1 or any(selector.can_match_later for selector in topics)
         as_json |= json_values
         text_pieces = keyed_pieces if keys else bare_pieces
         pieces = json_pieces(plain_values=json_values) if as_json else text_pieces
-        printer = _TailPrinter(render_as(pieces), headers=None if quiet or as_json else verbose or several)
+        printer = _TailPrinter(batch_renderer(pieces), headers=None if quiet or as_json else verbose or several)
         record_filter = with_schemas(record_filter, store)
-        with stoppable(consumer.wakeup) as stopped, consumer:
-            skipped = Skipped()
-            last = _LastRecords(lines, record_filter, isolation, skipped if skip_damaged else None)
+        with collect_signals(consumer.wakeup) as stopped, consumer:
+            skipped = SkippedRanges()
+            last = _LastRecordsFinder(lines, record_filter, isolation, skipped if skip_damaged else None)
             _show_last(store, consumer, topics, last, printer)
             printer.flush()
             if follow and not stopped:
-                end_with_stdout(consumer)
+                stop_at_stdout_end(consumer)
                 for batch in consumer.batches():
                     if any(selector.fits(batch.topic, batch.partition) for selector in topics):
                         for part in record_filter.parts(batch):
@@ -90,14 +90,14 @@ def tail(
                     if stopped:
                         break
             if stopped:
-                say(f"{printer.records:,} records{stopped_by(stopped)}")
+                say(f"{printer.records:,} records{describe_stop(stopped)}")
             for tp, base_offset, end_offset, damage in consumer.skipped:
                 skipped.add(str(tp), base_offset, end_offset, damage)
         return skipped.report()
 
 
 def _show_last(
-    store: LogStore, consumer: Consumer, topics: tuple[Selector, ...], last: _LastRecords, printer: _TailPrinter
+    store: LogStore, consumer: Consumer, topics: tuple[Selector, ...], last: _LastRecordsFinder, printer: _TailPrinter
 ) -> None:
     """Print the last records of each partition, and position the consumer after them."""
     streams: list[Iterable[RecordBatch]] = []
@@ -105,14 +105,14 @@ def _show_last(
         log = store.topic(tp.topic).partition(tp.partition)
         end = log.end_offset(isolation=last.isolation)
         if any(selector.fits(*tp) for selector in topics):
-            streams.append(last.before(log, end))
+            streams.append(last.find_before(log, end))
         consumer.seek(tp.topic, tp.partition, end)
     if len(streams) == 1:
         for batch in streams[0]:
             printer.show(batch)
         return
     run: _Slice | None = None
-    for place in heapq.merge(*(_in_order(batches, number) for number, batches in enumerate(streams))):
+    for place in heapq.merge(*(_order_records(batches, number) for number, batches in enumerate(streams))):
         if run is not None and place.batch is run.batch and place.at == run.end:
             run = run._replace(end=place.end)
             continue
@@ -123,25 +123,25 @@ def _show_last(
         printer.show(run.batch.slice(run.at, run.end))
 
 
-class _LastRecords(NamedTuple):
-    """Selects the last records of each partition, which are printed first."""
+class _LastRecordsFinder(NamedTuple):
+    """Finds the last records of each partition, which `tail` prints before new records."""
 
     lines: int
     record_filter: RecordFilter
     isolation: Isolation
-    skipped: Skipped | None
+    skipped: SkippedRanges | None
     """Collects damaged and unreadable batches between these records; None: they raise."""
 
-    def before(self, log: Partition, end: int) -> Iterable[RecordBatch]:
+    def find_before(self, log: Partition, end: int) -> Iterable[RecordBatch]:
         """Return the last records before ``end``, as slices of batches."""
         if self.skipped is not None:
-            return self._skipping(log, end, self.skipped)
+            return self._find_skipping(log, end, self.skipped)
         # With a filter or read_committed, some records do not count, so they must be read.
         if not self.record_filter.matches_all or self.isolation != "read_uncommitted":
             return self.record_filter.last(log, self.lines, end, self.isolation)
         return batches_between(log, offset_of_last(log, self.lines, end), end)
 
-    def _skipping(self, log: Partition, end: int, skipped: Skipped) -> list[RecordBatch]:
+    def _find_skipping(self, log: Partition, end: int, skipped: SkippedRanges) -> list[RecordBatch]:
         damaged: list[tuple[int, int, CorruptBatch]] = []
         found = self.record_filter.last(log, self.lines, end, self.isolation, lambda *skip: damaged.append(skip))
         # The search also reads offsets before the first of the records.
@@ -153,7 +153,7 @@ class _LastRecords(NamedTuple):
 
 
 class _Slice(NamedTuple):
-    """Records of a batch that are printed together. Sorts by time; the next two fields make the order unique."""
+    """Records ``[at, end)`` of a batch, printed together. Slices sort by timestamp, then by stream and number."""
 
     timestamp: int
     stream: int
@@ -163,7 +163,7 @@ class _Slice(NamedTuple):
     batch: RecordBatch
 
 
-def _in_order(batches: Iterable[RecordBatch], stream: int) -> Iterator[_Slice]:
+def _order_records(batches: Iterable[RecordBatch], stream: int) -> Iterator[_Slice]:
     number = 0
     latest = -(1 << 63)
     for batch in batches:

@@ -13,9 +13,9 @@ from segmentlog.cli.option_types import (
     DURATION_S,
     SIZE,
     complete_topic,
-    existing_topic,
     json_option,
-    matching_topics,
+    match_topics,
+    require_topic,
 )
 from segmentlog.cli.table_output import show_json, show_table
 from segmentlog.quantities import format_time
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from segmentlog.store import LogStore, Topic
 
 
-def _settings(pairs: tuple[str, ...], named: dict[str, object]) -> dict[str, object]:
-    """Return the keys given with -c and by named options; a named option counts only if it was given."""
+def _parse_settings(pairs: tuple[str, ...], named: dict[str, object]) -> dict[str, object]:
+    """Return the settings given with -c KEY=VALUE and by options such as --ttl. Raises UsageError."""
     settings: dict[str, object] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
@@ -70,7 +70,7 @@ def create(
     if_not_exists: bool,
 ) -> None:
     """Create TOPIC, and the store if it does not exist. Fails if the topic exists, unless --if-not-exists is given."""
-    settings = _settings(
+    settings = _parse_settings(
         pairs,
         {
             "segment.bytes": segment_bytes,
@@ -132,11 +132,12 @@ def describe(
 ) -> None:
     """Show TOPIC: configuration, partitions, segments, offsets, epochs, lost ranges, transactions, compaction."""
     with open_store(ctx, read_only=True) as store:
-        found = existing_topic(store, topic)
+        found = require_topic(store, topic)
         names = _ProducerNames(store)
         partitions = [_describe(partition, newest, sizes, names) for partition in found.partitions()]
         if as_json:
-            show_json({"topic": topic, "id": found.id, "config": _config(found, everything), "partitions": partitions})
+            config = _config_document(found, everything)
+            show_json({"topic": topic, "id": found.id, "config": config, "partitions": partitions})
             return
         _show_config(found, everything)
         _show_partitions(partitions, sizes)
@@ -145,12 +146,12 @@ def describe(
             _show_producers(partitions)
 
 
-def _config(topic: Topic, everything: bool) -> dict[str, str]:
+def _config_document(topic: Topic, everything: bool) -> dict[str, str]:
     return {line.key: line.value for line in topic.config.describe() if everything or not line.is_default}
 
 
 class _ProducerNames:
-    """Names of producers by id, read at the first request."""
+    """Names of producers by producer id, read from the store at the first call of `name_of`."""
 
     def __init__(self, store: LogStore) -> None:
         self._store = store
@@ -350,13 +351,13 @@ def _show_compaction(partitions: list[dict[str, Any]]) -> None:
 @click.pass_context
 def alter(ctx: click.Context, topic: str, partitions: int | None, pairs: tuple[str, ...]) -> None:
     """Change the configuration of TOPIC, or add partitions, while other processes use it."""
-    settings = _settings(pairs, {})
+    settings = _parse_settings(pairs, {})
     if not settings and partitions is None:
         raise click.UsageError("nothing to change: give -c KEY=VALUE or --partitions N")
     with open_store(ctx, background=False) as store:
-        existing_topic(store, topic)
+        require_topic(store, topic)
         altered = store.alter_topic(topic, settings, partitions=partitions)
-        for key, value in _config(altered, False).items():
+        for key, value in _config_document(altered, False).items():
             say(f"{key} = {value}")
         say(f"altered {topic}; it has {altered.partition_count} partitions")
 
@@ -368,7 +369,7 @@ def alter(ctx: click.Context, topic: str, partitions: int | None, pairs: tuple[s
 def rename(ctx: click.Context, topic: str, new_name: str) -> None:
     """Rename TOPIC. Processes that use the old name get an error."""
     with open_store(ctx, background=False) as store:
-        existing_topic(store, topic)
+        require_topic(store, topic)
         store.rename_topic(topic, new_name)
         say(f"renamed {topic} to {new_name}")
 
@@ -380,7 +381,7 @@ def rename(ctx: click.Context, topic: str, new_name: str) -> None:
 def delete(ctx: click.Context, topics: tuple[str, ...], yes: bool) -> None:
     """Delete TOPICS (names, or patterns in quotes) with all their records."""
     with open_store(ctx, background=False) as store:
-        names = matching_topics(store, topics)
+        names = match_topics(store, topics)
         if not yes:
             if not sys.stdin.isatty():
                 raise click.UsageError("this deletes topics; without a terminal, add --yes")

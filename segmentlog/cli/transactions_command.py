@@ -23,9 +23,9 @@ def transactions() -> None:
 def list_transactions(ctx: click.Context, as_json: bool) -> None:
     """List the named producers, the state of their last transaction, and whether their process is running.
 
-    Names that begin with ~ belong to producers without a name. Ongoing means undecided. PrepareCommit and PrepareAbort
-    mean decided, with markers still to write. Other states are final. For a client of a server, it is unknown whether
-    it runs.
+    Producers without a name appear under generated names that begin with ~. An Ongoing transaction is not decided.
+    In PrepareCommit and PrepareAbort it is decided, but some of its markers are not written yet. Other states are
+    final. Of a client of a server, only the server knows whether it is running.
     """
     rows = []
     with open_store(ctx, read_only=True) as store:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import click
 
-from segmentlog.cli.common import check_stdin, loading, open_store, say, store_folder
+from segmentlog.cli.common import check_stdin, exit_at_once_on_signals, open_store, require_local_folder, say
 from segmentlog.cli.option_types import json_option
 from segmentlog.cli.table_output import show_json, show_table
 from segmentlog.format.file_names import STORE_FILE, USERS_FILE
@@ -48,14 +48,14 @@ def add(ctx: click.Context, name: str, path: str | None, password_stdin: bool, i
 
     Asks for the password. The users file stores salted hashes, not the password.
     """
-    with loading():
+    with exit_at_once_on_signals():
         from segmentlog.security.security_errors import InvalidUser
         from segmentlog.security.users import DEFAULT_ITERATIONS, add_user, check_name, check_password
 
     try:
         check_name(name)  # before asking for a password
         if path is None:
-            store_folder(ctx)
+            require_local_folder(ctx)
         password = _read_password() if password_stdin else _ask_password(name)
         iterations = DEFAULT_ITERATIONS if iterations is None else iterations
         check_password(password, iterations)  # before creating a store
@@ -72,7 +72,7 @@ def add(ctx: click.Context, name: str, path: str | None, password_stdin: bool, i
 @click.pass_context
 def remove(ctx: click.Context, name: str, path: str | None) -> None:
     """Remove user NAME. Its open connections continue until they are closed."""
-    with loading():
+    with exit_at_once_on_signals():
         from segmentlog.security.users import list_users, remove_user
 
     path = path or _default_path(ctx)
@@ -91,7 +91,7 @@ def remove(ctx: click.Context, name: str, path: str | None) -> None:
 @click.pass_context
 def list_(ctx: click.Context, path: str | None, as_json: bool) -> None:
     """List the users, and their authentication mechanisms."""
-    with loading():
+    with exit_at_once_on_signals():
         from segmentlog.security.users import list_users
 
     path = path or _default_path(ctx)
@@ -108,7 +108,7 @@ def list_(ctx: click.Context, path: str | None, as_json: bool) -> None:
 
 def _default_path(ctx: click.Context, *, create: bool = False) -> str:
     """Return the path of the users file in the store; with ``create``, create a missing store."""
-    folder = store_folder(ctx)
+    folder = require_local_folder(ctx)
     if create and not os.path.exists(f"{folder}/{STORE_FILE}"):
         with open_store(ctx, create=True, background=False):
             pass

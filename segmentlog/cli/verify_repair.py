@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from segmentlog.cli.common import EXIT_DAMAGE, EXIT_DONE, EXIT_UNREADABLE, say, store_folder
+from segmentlog.cli.common import EXIT_DAMAGE, EXIT_DONE, EXIT_UNREADABLE, require_local_folder, say
 from segmentlog.cli.dump_command import dump as dump
 from segmentlog.cli.option_types import complete_topic, json_option
 from segmentlog.errors import UnknownTopic
@@ -51,12 +51,12 @@ def verify(ctx: click.Context, topic: str | None, as_json: bool, quiet: bool, st
     --drop-unreadable' removes it. Indexes are never fsynced, so a power cut may leave warnings although the disk is
     fine.
     """
-    from segmentlog.inspection.store_inspection import inspect_store, size_of
+    from segmentlog.inspection.store_inspection import find_segments_size, inspect_store
 
-    with store_files(ctx, topic) as (fs, path):
-        topics = check_topics(fs, path, topic)
+    with open_files(ctx, topic) as (fs, path):
+        topics = find_topics(fs, path, topic)
         started = time.perf_counter()
-        with progress_of_bytes(size_of(fs, path, topics), "verifying") as tally:
+        with progress_of_bytes(find_segments_size(fs, path, topics), "verifying") as tally:
             counts = print_findings(inspect_store(path, topic, fs=fs, tally=tally), as_json=as_json, quiet=quiet)
     return print_verdict(counts, tally.counts(), time.perf_counter() - started, strict=strict)
 
@@ -71,7 +71,7 @@ def print_findings(findings: Iterable[Finding], *, as_json: bool, quiet: bool) -
         if as_json:
             show_json(finding)
         elif not (quiet and finding.severity == "note"):
-            click.echo(_line(finding))
+            click.echo(_format_finding(finding))
     return counts
 
 
@@ -102,14 +102,14 @@ def _verdict(counts: dict[str, int]) -> str:
     return f"no damage ({', '.join(told)})" if told else "no damage"
 
 
-def _line(finding: Finding) -> str:
+def _format_finding(finding: Finding) -> str:
     severity, _, rest = str(finding).partition(": ")
     return f"{click.style(severity, fg=_COLOURS[severity], bold=severity == 'damage')}: {rest}"
 
 
 @contextlib.contextmanager
-def store_files(ctx: click.Context, topic: str | None) -> Iterator[tuple[FileSystem, str]]:
-    """Yield the file system and the path for ``--dir``, or for one topic of it."""
+def open_files(ctx: click.Context, topic: str | None) -> Iterator[tuple[FileSystem, str]]:
+    """Yield (file system, path of the store in it) for ``--dir``, with the files of one topic or of all topics."""
     from segmentlog.objects.bucket.url import is_url
     from segmentlog.objects.replica.remote_store import open_store_files
 
@@ -118,7 +118,7 @@ def store_files(ctx: click.Context, topic: str | None) -> Iterator[tuple[FileSys
         yield found
 
 
-def check_topics(fs: FileSystem, path: str, topic: str | None) -> list[str]:
+def find_topics(fs: FileSystem, path: str, topic: str | None) -> list[str]:
     """Return all topics, or only the given one. Raises `UnknownTopic`, `StoreVersionError`."""
     from segmentlog.inspection.store_inspection import list_topics
 
@@ -185,7 +185,7 @@ def repair(
     from segmentlog.objects.tier.remote_reader import remote_segments_readable
     from segmentlog.storage.fs import FileSystem
 
-    path = os.path.abspath(store_folder(ctx))
+    path = os.path.abspath(require_local_folder(ctx))
     with remote_segments_readable(FileSystem()) as fs:
         return _repair_topics(
             fs, path, topic, dry_run=dry_run, yes=yes, drop_unreadable=drop_unreadable, as_json=as_json
@@ -196,13 +196,13 @@ def _repair_topics(
     fs: FileSystem, path: str, topic: str | None, *, dry_run: bool, yes: bool, drop_unreadable: bool, as_json: bool
 ) -> int:
     """Inspect, print the plan, ask for confirmation, and repair."""
-    from segmentlog.inspection.store_inspection import inspect_partitions, size_of
+    from segmentlog.inspection.store_inspection import find_segments_size, inspect_partitions
     from segmentlog.log.repair.partition_repair import plan_repair
 
-    topics = check_topics(fs, path, topic)
+    topics = find_topics(fs, path, topic)
     now_ms = time.time_ns() // 1_000_000
     planned: list[tuple[PartitionFindings, RepairReport]] = []
-    with progress_of_bytes(size_of(fs, path, topics), "scanning") as tally:
+    with progress_of_bytes(find_segments_size(fs, path, topics), "scanning") as tally:
         for name in topics:
             for found in inspect_partitions(fs, path, name, tally):
                 plan = plan_repair(found, now_ms, drop_unreadable=drop_unreadable)
@@ -217,7 +217,7 @@ def _repair_topics(
         say("nothing to repair")
     elif not dry_run:
         if not yes:
-            _ask()
+            _confirm_repair()
         left = []
         for found, plan in planned:
             if plan.does_anything:
@@ -236,11 +236,10 @@ def _repair_topics(
     return status or (EXIT_UNREADABLE if unreadable else EXIT_DONE)
 
 
-def _ask() -> None:
+def _confirm_repair() -> None:
     if not sys.stdin.isatty():
         raise click.UsageError(
-            "repair asks for confirmation, and this is not a terminal: add --yes to repair, or --dry-run to see"
-            " the plan"
+            "repair asks for confirmation, which needs a terminal; add --yes to repair, or --dry-run to see the plan"
         )
     click.confirm("Repair?", abort=True, err=True)
 
@@ -282,13 +281,13 @@ def _print_remaining(
         if as_json:
             show_json(finding)
         else:
-            click.echo(_line(finding))
+            click.echo(_format_finding(finding))
     if left:
-        say(f"{len(left)} findings cannot be repaired: read them above, or restore from a backup")
+        say(f"{len(left)} findings cannot be repaired; see the list above, and restore from a backup if needed")
     if unreadable:
         say(
-            f"unreadable batches kept: {len(unreadable)}. --drop-unreadable removes them; readers skip"
-            " them with --skip-damaged"
+            f"{len(unreadable)} unreadable batches were kept; --drop-unreadable removes them, and consumers skip them"
+            " with --skip-damaged"
         )
     if left:
         return EXIT_DAMAGE

@@ -1,4 +1,4 @@
-"""A consumer for asyncio: a few shared threads read, and the event loop's own selector waits."""
+"""A consumer for asyncio: a few shared threads read, and the event loop waits for new records."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class AsyncConsumer(Generic[K, V]):
         """Rest of the current batch."""
         self._fetched: FetchedBatches | None = None
         self._step: asyncio.Future[FetchedBatches | Pause | None] | None = None
-        """A step that is running, or whose result a cancelled task has left."""
+        """A step that is running, or that is done but whose task was cancelled before it used the result."""
         self._is_first = True
         self._polling: asyncio.Future[None] | None = None
         self._sleeping: asyncio.Future[None] | None = None
@@ -104,7 +104,7 @@ class AsyncConsumer(Generic[K, V]):
     def __aiter__(self) -> AsyncConsumer[K, V]:
         """Iterate over records; the position follows each record.
 
-        First returns the records that an earlier iteration fetched and did not return.
+        The iteration begins with records that an earlier iteration fetched but did not return.
         """
         self._open()
         if self._closing is not None:
@@ -113,7 +113,7 @@ class AsyncConsumer(Generic[K, V]):
         return self
 
     async def __anext__(self) -> Record[K, V]:
-        """Return the next record; raise StopAsyncIteration at the end, after which iteration can continue."""
+        """Return the next record. Raises StopAsyncIteration at the end; later calls return later records."""
         record = next(self._records, None)
         if record is None:
             record = await self._next_record()
@@ -138,13 +138,13 @@ class AsyncConsumer(Generic[K, V]):
         assert fetched is not None
         records += islice(self._records, count - 1)
         cursor = fetched.ahead.cursor
-        while len(records) < count and not cursor.has_left and fetched.ahead.batches:
+        while len(records) < count and not cursor.has_remaining and fetched.ahead.batches:
             if (batch := self._next_batch(inner)) is None:
                 break
             self._start_batch(inner, fetched, batch)
             records += islice(self._records, count - len(records))
         inner.set_processing(fetched)
-        cursor.in_hand = records[0].offset
+        cursor.processing_offset = records[0].offset
         return records
 
     async def _next_record(self, until_s: float | None = None) -> Record[K, V]:
@@ -171,7 +171,7 @@ class AsyncConsumer(Generic[K, V]):
 
     def _poll_between(self, inner: NonblockingConsumer) -> Awaitable[None] | None:
         """Return an awaitable that polls the group in the middle of a batch; None at the end of the batch."""
-        if self._fetched is None or not self._fetched.ahead.cursor.has_left:
+        if self._fetched is None or not self._fetched.ahead.cursor.has_remaining:
             return None
         return self._poll(inner)
 
@@ -190,7 +190,7 @@ class AsyncConsumer(Generic[K, V]):
     async def batches(self) -> AsyncIterator[RecordBatch[K, V]]:
         """Iterate over batches of columns, which is the fastest way to read. The position follows each batch.
 
-        Records of a batch that were returned singly are not returned again.
+        Records that a record iteration has already returned are not returned again.
         """
         _, inner = self._open()
         self._is_first = True
@@ -208,17 +208,17 @@ class AsyncConsumer(Generic[K, V]):
                 fetched.records.pop()
             cursor = fetched.ahead.cursor
             cursor.position = batch.next_offset
-            cursor.epoch, cursor.in_hand = batch.epoch, batch.base_offset
+            cursor.epoch, cursor.processing_offset = batch.epoch, batch.base_offset
             yield batch
-            cursor.in_hand = None
+            cursor.processing_offset = None
 
     def _drop_rest(self) -> None:
-        """Drop the rest of the current batch; it is read again."""
+        """Drop the rest of the current batch. The next fetch reads it again."""
         self._records = self._batch_records = iter(())
         self._fetched = None
 
     def _next_batch(self, inner: NonblockingConsumer) -> RecordBatch[Any, Any] | None:
-        """Return the next fetched batch if it is still current; None if batches must be fetched."""
+        """Return the next fetched batch; None if there is none, or a seek, pause or rebalance made it out of date."""
         fetched = self._fetched
         if fetched is None:
             return None
@@ -236,9 +236,9 @@ class AsyncConsumer(Generic[K, V]):
         return None
 
     async def _fetch(self, *, with_records: bool, until_s: float | None = None) -> None:
-        """Fill `_fetched`; wait until there are batches. Raises StopAsyncIteration at the end.
+        """Fetch batches into `_fetched`; wait until there are some. Raises StopAsyncIteration at the end.
 
-        With ``until_s`` it waits until then, whether or not the consumer follows.
+        With ``until_s`` it waits until then, even if the consumer does not follow.
         """
         bridge, inner = self._open()
         if self._closing is not None:
@@ -257,7 +257,7 @@ class AsyncConsumer(Generic[K, V]):
                 raise StopAsyncIteration from None
             raise
         if self._step is not step:
-            return  # another task has taken the result
+            return  # another task has used the result
         self._step = None
         if found is None:
             raise StopAsyncIteration
@@ -335,7 +335,7 @@ class AsyncConsumer(Generic[K, V]):
         self._wake()
 
     def wakeup(self) -> None:
-        """End an iteration or a `poll` that waits, now or the next time; see `Consumer.wakeup`."""
+        """End the wait of an iteration or a `poll`, now or the next time; see `Consumer.wakeup`."""
         self._open()[1].wakeup()
 
     @property
@@ -373,8 +373,8 @@ class AsyncConsumer(Generic[K, V]):
     async def poll_group(self, wait_s: float = 0.0) -> list[TopicPartition]:
         """Poll the group without reading; return the assigned partitions.
 
-        Waits up to ``wait_s`` seconds until every assigned partition is released by its former member. Iterating polls
-        the group by itself.
+        Waits up to ``wait_s`` seconds until the former members have released every assigned partition. An iteration
+        polls the group, too.
         """
         bridge, inner = self._open()
         ends_s = bridge.loop.time() + wait_s

@@ -40,7 +40,7 @@ from segmentlog.storage.interrupt_check import is_interrupt
 from segmentlog.topics.topic_registry import Topics
 
 HANDOVER_S = 2.0
-"""An iteration that does not follow waits this many seconds for partitions that other members have yet to release."""
+"""Seconds that an iteration without ``follow`` waits until other members release its assigned partitions."""
 
 
 class Consumer(Generic[K, V]):
@@ -108,7 +108,7 @@ class Consumer(Generic[K, V]):
         """Ident of the thread that is iterating."""
         self._single: Iterator[Record[K, V]] | None = None
         self._polled: Cursor | None = None
-        """Partition of the list that `poll` returned last."""
+        """Cursor of the records that the last `poll` returned."""
         self.skipped = cursors.skipped
         """With ``skip_damaged``: skipped offsets ``[base, end)`` of a partition, with the error."""
         self.bad: Sequence[DeserializationError] = () if options.decoding is None else options.decoding.bad
@@ -149,15 +149,15 @@ class Consumer(Generic[K, V]):
     def poll_group(self, wait_s: float = 0.0) -> list[TopicPartition]:
         """Poll the group without reading; return the assigned partitions.
 
-        Waits up to ``wait_s`` seconds until every assigned partition is released by its former member. Iterating polls
-        the group by itself. A slow loop body may call this as well, to remain a member. With ``auto_commit``, this call
-        does not commit the record that the body is processing.
+        Waits up to ``wait_s`` seconds until the former members have released every assigned partition. An iteration
+        polls the group, too. A slow loop body may call this to remain a member. With ``auto_commit``, this call does
+        not commit the record that the body is processing.
         """
-        session = self._of_group("assignment by one")
+        session = self._of_group("group to poll")
         self._check_open()
         ends_s = time.monotonic() + wait_s
         while True:
-            session.poll(settled=True)
+            session.poll(is_processing=True)
             if session.is_settled or self._follower.is_ended() or time.monotonic() >= ends_s:
                 return self.assignment()
             time.sleep(session.wait_s)
@@ -173,7 +173,7 @@ class Consumer(Generic[K, V]):
         All offsets are committed, or none. Raises `ConsumerFenced` if a partition belongs to another member now,
         `UnknownTopic`, or `InvalidConfig` for an invalid offset. Not thread-safe.
         """
-        session = self._of_group("positions to commit")
+        session = self._of_group("offsets to commit")
         self._check_open()
         session.commit(positions, metadata=as_text("metadata", metadata), sync=as_bool("sync", sync))
 
@@ -184,7 +184,7 @@ class Consumer(Generic[K, V]):
         written at the latest when the consumer requests records of another batch, commits in another way, or is closed.
         Raises the errors of `commit`, in this call or in the call that writes. Not thread-safe.
         """
-        session = self._of_group("positions to commit")
+        session = self._of_group("offsets to commit")
         self._check_open()
         session.commit_soon(positions, metadata=as_text("metadata", metadata))
 
@@ -196,15 +196,15 @@ class Consumer(Generic[K, V]):
         Raises `ConsumerFenced` as `commit` does. Within the context, no other member can get the partitions.
         """
         self._check_open()
-        return self._of_group("positions to commit").committing(positions, metadata=metadata)
+        return self._of_group("offsets to commit").committing(positions, metadata=metadata)
 
     def committed(self, topic: str, partition: int = 0) -> CommittedOffset | None:
         """Return the group's committed offset of a partition, whichever member reads it; None if there is none."""
-        return self._of_group("committed positions").committed(as_topic_partition(topic, partition))
+        return self._of_group("committed offsets").committed(as_topic_partition(topic, partition))
 
     def _of_group(self, what: str) -> GroupSession:
         if self._session is None:
-            expected = f"a group's name, given to `store.consumer`: a consumer without a group has no {what}"
+            expected = f"give `store.consumer` the name of a group: a consumer without a group has no {what}"
             raise InvalidConfig("group", None, expected)
         return self._session
 
@@ -219,7 +219,7 @@ class Consumer(Generic[K, V]):
                 yield from records
                 continue
             yield from islice(records, self._max_poll_records)
-            while cursor.has_left:
+            while cursor.has_remaining:
                 session.poll()
                 yield from islice(records, self._max_poll_records)
 
@@ -227,9 +227,9 @@ class Consumer(Generic[K, V]):
         """Iterate over batches of columns, which is the fastest way to read. The position follows each batch."""
         for cursor, batch in self._fetches():
             cursor.position = batch.next_offset
-            cursor.epoch, cursor.in_hand = batch.epoch, batch.base_offset
+            cursor.epoch, cursor.processing_offset = batch.epoch, batch.base_offset
             yield batch
-            cursor.in_hand = None
+            cursor.processing_offset = None
 
     def poll(self, timeout_s: float = 0.0, max_records: int | None = None) -> list[Record[K, V]]:
         """Return the next records of one partition, or an empty list if none arrived within ``timeout_s`` seconds.
@@ -257,7 +257,7 @@ class Consumer(Generic[K, V]):
                     return []
                 before = cursor.position
                 records = self._gather(cursor, count)
-                self._polled, self._cursors.processing, cursor.in_hand = cursor, cursor, records[0].offset
+                self._polled, self._cursors.processing, cursor.processing_offset = cursor, cursor, records[0].offset
                 return records
         except BaseException:  # interrupted: the caller does not get the records
             if cursor is not None and before is not None:
@@ -265,7 +265,7 @@ class Consumer(Generic[K, V]):
             raise
 
     def _gather(self, cursor: Cursor, count: int) -> list[Record[K, V]]:
-        """Return up to ``count`` records of the current batch and later batches of the partition, without waiting."""
+        """Return up to ``count`` records of the cursor's current batch and the batches after it, without waiting."""
         records = cursor.take(count)
         try:
             for batch in self._cursors.fetch(cursor) if len(records) < count else ():
@@ -280,13 +280,13 @@ class Consumer(Generic[K, V]):
         return records
 
     def _polled_cursor(self, until_s: float) -> Cursor | None:
-        """Return the next cursor with records of a batch to return; None if no record arrives in time."""
+        """Return the cursor whose records `poll` returns next; None if no record arrives before ``until_s``."""
         cursors, cursor = self._cursors, self._polled
         self._polled = cursors.processing = None  # the records of the last call are processed
-        if cursor is not None and cursor.has_left:
+        if cursor is not None and cursor.has_remaining:
             if self._session is not None:
                 self._session.poll()  # may revoke the partition, which stops the cursor
-            if cursor.has_left and cursors.by_partition.get(cursor.tp) is cursor:
+            if cursor.has_remaining and cursors.by_partition.get(cursor.tp) is cursor:
                 return cursor
         for cursor, batch in self._turns(until_s):
             if len(batch):
@@ -295,7 +295,7 @@ class Consumer(Generic[K, V]):
         return None
 
     def __next__(self) -> Record[K, V]:
-        """Return the next record of an iteration that continues from call to call; raise StopIteration at its end."""
+        """Return the next record. All calls share one iteration. Raises StopIteration at its end."""
         if self._single is None:
             self._single = iter(self)
         try:
@@ -319,7 +319,7 @@ class Consumer(Generic[K, V]):
         async def in_thread(call: Callable[..., Any], *args: Any) -> Any:
             nonlocal step
             step = loop.run_in_executor(None, call, *args)
-            return await asyncio.shield(step)  # cancelling does not stop the thread, which is waited for below
+            return await asyncio.shield(step)  # a cancellation does not stop the thread; `finally` waits for it
 
         try:
             while (fetched := await in_thread(next, fetches, None)) is not None:
@@ -332,22 +332,22 @@ class Consumer(Generic[K, V]):
             if step is not None and not step.done():
                 self.wakeup()
                 await asyncio.wait([step])
-                self._follower.is_woken = False  # `wakeup` was to end that thread's wait, not the next one
+                self._follower.is_woken = False  # `wakeup` was meant for that thread, not for the next wait
             fetches.close()
 
     def _fetches(self) -> Generator[tuple[Cursor, RecordBatch[Any, Any]], None, None]:
-        """Yield batches with their cursors, partition by partition in turn; end, or wait for more."""
+        """Yield batches with their cursors, from each partition in turn. At the log ends, end or wait for records."""
         self._check_open()
         return self._fetches_of(threading.get_ident())
 
     def _fetches_of(self, user: int) -> Generator[tuple[Cursor, RecordBatch[Any, Any]], None, None]:
-        """Do the work of `_fetches` for thread ``user``, even if other threads run the generator for it."""
+        """Yield the batches of `_fetches`. They belong to thread ``user``, even if other threads run the generator."""
         with self._used_by(user):
             yield from self._turns()
 
     @contextlib.contextmanager
     def _used_by(self, user: int) -> Iterator[None]:
-        """Reserve the consumer for one thread, or raise `ConsumerBusy`: two threads would take each other's records."""
+        """Reserve the consumer for one thread, so that no other thread gets its records. Raises `ConsumerBusy`."""
         if self._user not in (None, user) and self._user in sys._current_frames():
             raise ConsumerBusy(self._user or 0, user)
         self._user = user
@@ -358,7 +358,7 @@ class Consumer(Generic[K, V]):
                 self._user = None
 
     def _turns(self, until_s: float | None = None) -> Iterator[tuple[Cursor, RecordBatch[Any, Any]]]:
-        """Yield batches in turn; with ``until_s``, wait for records until then, whether or not the consumer follows."""
+        """Yield batches from each partition in turn. With ``until_s``, wait until then, even without ``follow``."""
         self._check_open()
         session, cursors = self._session, self._cursors
         ends_s = time.monotonic() + HANDOVER_S
@@ -395,7 +395,7 @@ class Consumer(Generic[K, V]):
                 return
 
     def _await_handover(self, ends_s: float) -> bool:
-        """Sleep briefly if another member has not released an assigned partition yet; return False to stop waiting."""
+        """Sleep briefly if another member still has to release an assigned partition. Return False if none does."""
         session = self._session
         if session is None or session.is_settled or self._follower.is_ended() or time.monotonic() >= ends_s:
             self._follower.is_woken = False
@@ -423,7 +423,7 @@ class Consumer(Generic[K, V]):
     def lag(self) -> dict[TopicPartition, int]:
         """Return the number of offsets from the position to the end, for every partition, without lost ranges.
 
-        Compaction and transactions leave offsets without a record, so fewer records may be waiting.
+        Compaction and transactions leave offsets without records, so there may be fewer records to read.
         """
         cursors = self._cursors
         return {cursor.tp: cursor.log.count_offsets(cursor.position, cursors.end_of(cursor.log)) for cursor in cursors}
@@ -441,7 +441,7 @@ class Consumer(Generic[K, V]):
     # ------------------------------------------------------------ ending
 
     def wakeup(self) -> None:
-        """End an iteration or a `poll` that waits, now or the next time. Call it from any thread or signal handler.
+        """End the wait of an iteration or a `poll`, now or the next time. Any thread or signal handler may call it.
 
         Nothing is closed: iterating or polling again continues. An iteration that has records to return does not wait,
         so a program that must stop also sets a flag and checks it after each record or list: see
@@ -458,7 +458,7 @@ class Consumer(Generic[K, V]):
         if not self._ended:
             follower.is_closed = True
             follower.interrupt()
-            with follower.lock:  # wait until another thread no longer sleeps on the descriptors
+            with follower.lock:  # wait until no thread sleeps on the descriptors
                 try:
                     if self._session is not None:
                         self._closing = True
@@ -481,7 +481,7 @@ def _join(
     all_topics: Topics, options: ConsumerOptions, groups: Groups, group: str, cursors: CursorSet,
     finish_transactions: Callable[[], object],
 ) -> GroupSession:  # fmt: skip
-    """Join a group as a member that reads with these cursors. Raises the errors of `CursorSet.subscription`."""
+    """Join a group, and return the session. Raises the errors of `CursorSet.subscription`."""
     member = groups.member(
         group, cursors.subscription(group), strategy=options.assignment_strategy, client_id=options.client_id,
         max_poll_interval_ms=options.max_poll_interval_ms,

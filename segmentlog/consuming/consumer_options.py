@@ -18,7 +18,7 @@ from segmentlog.policy.assignment import Strategy
 from segmentlog.records import TopicPartition
 
 Start = Literal["earliest", "latest"] | int | datetime | date | timedelta
-"""Where reading starts: an end of the log, an offset, -N for the last N, or the first record at or after a time."""
+"""Where reading starts: the beginning or end of the log, an offset, -N for the last N records, or a time."""
 
 OffsetReset = Literal["earliest", "latest", "error"]
 
@@ -92,7 +92,7 @@ class ConsumerOptions(msgspec.Struct, kw_only=True):
     deserializer: Deserializer[Any] | None = None
     key_deserializer: Deserializer[Any] | None = None
     on_error: OnError | None = None
-    """None: "raise"."""
+    """None means "raise"."""
     on_bad: OnBad | None = None
     """Former name of ``on_error``."""
     decoding: Decoding | None = None
@@ -117,7 +117,7 @@ class ConsumerOptions(msgspec.Struct, kw_only=True):
         if not isinstance(reset, str | None) or reset not in (None, "earliest", "latest", "error"):
             raise InvalidConfig("auto_offset_reset", reset, "'earliest', 'latest' or 'error'")
         if self.group is None and self.auto_commit:
-            raise InvalidConfig("auto_commit", True, "give a group as well, which stores the committed offsets")
+            raise InvalidConfig("auto_commit", True, "give a group, too: the offsets are committed for the group")
 
 
 def check_start(start: object, name: str = "start") -> None:

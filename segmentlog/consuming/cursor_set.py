@@ -41,20 +41,20 @@ class PrefetchedBatches:
     def __init__(self, cursor: Cursor, position: int) -> None:
         self.cursor = cursor
         self.position = position
-        """Required position of the cursor for the next batch; at another position the batches are out of date."""
+        """Position that the cursor must have for the next batch. If it has another, the batches are out of date."""
         self.batches: deque[RecordBatch[Any, Any]] = deque()
         self.end_position = position
         """Position of the cursor after all batches were returned."""
 
-    def cut(self, count: int) -> None:
-        """Keep the first ``count`` batches; the others are read again."""
+    def drop_after(self, count: int) -> None:
+        """Drop all batches after the first ``count``. The next fetch reads them again."""
         while len(self.batches) > count:
             self.batches.pop()
         self.end_position = self.batches[-1].next_offset
 
 
 class CursorSet:
-    """The cursors of a consumer, read in turn. Has no reference to the consumer, which may be garbage-collected.
+    """The cursors of a consumer, which are read in turn. They do not keep the consumer from being garbage-collected.
 
     It is the `PartitionReader` of a group session.
     """
@@ -67,9 +67,9 @@ class CursorSet:
         self.by_partition: dict[TopicPartition, Cursor] = {}
         self._turn: deque[TopicPartition] = deque()
         self.processing: Cursor | None = None
-        """Cursor whose record or batch the application may be processing."""
+        """Cursor of the record, batch or list that the application may be processing."""
         self._awaited: set[str] = set()
-        """Named topics that do not exist yet; a consumer that follows waits for them."""
+        """Named topics that do not exist yet. A consumer that follows waits until they are created."""
         self._deleted: set[TopicPartition] = set()
         """Partitions of a group member whose topics do not exist any more."""
         self.skipped: list[tuple[TopicPartition, int, int, CorruptBatch]] = []
@@ -107,7 +107,7 @@ class CursorSet:
         return is_any
 
     def _partitions(self) -> Iterator[tuple[TopicPartition, bool]]:
-        """Yield each partition, and whether its topic was named and not just matched by a pattern."""
+        """Yield each partition, and whether its topic is named: False if only a pattern matches the topic."""
         for source in self._sources:
             if not isinstance(source, str):
                 topic, partition = source
@@ -150,9 +150,9 @@ class CursorSet:
     # ------------------------------------------------------------ in a group
 
     def subscription(self, group: str) -> list[str]:
-        """Return the topics and patterns that a member subscribes to.
+        """Return the topics and patterns to which this consumer subscribes as a member of a group.
 
-        Raises `UnknownTopic`, or `InvalidConfig` for a single partition: the group assigns partitions.
+        Raises `UnknownTopic`, or `InvalidConfig` for a single partition, because the group assigns the partitions.
         """
         names = []
         for source in self._sources:
@@ -168,7 +168,7 @@ class CursorSet:
     def start_partition(
         self, tp: TopicPartition, topic_id: str, committed: CommittedOffset | None, *, is_new: bool
     ) -> None:
-        """Start reading a partition at its committed offset, or where the options say."""
+        """Start reading a partition at its committed offset. Without one, the consumer's options decide."""
         log = self._topics.open_partition(tp.topic, tp.partition, topic_id)
         reset = self._options.auto_offset_reset
         if committed is not None:
@@ -181,18 +181,18 @@ class CursorSet:
         self._take(tp, log, position, None if committed is None else committed.epoch)
 
     def reads(self, tp: TopicPartition) -> bool:
-        """Return whether this set has a cursor for a partition."""
+        """Return whether the consumer reads a partition."""
         return tp in self.by_partition
 
     def stop(self, partitions: Iterable[TopicPartition]) -> None:
-        """Return no more records of these partitions."""
+        """Stop returning records of these partitions, but keep their positions."""
         for tp in partitions:
             cursor = self.by_partition[tp]
             cursor.paused = True
             cursor.stop()
 
     def drop(self, partitions: Iterable[TopicPartition]) -> None:
-        """Remove these partitions."""
+        """Remove these partitions and their positions."""
         for tp in partitions:
             cursor = self.by_partition.pop(tp, None)
             if cursor is not None:
@@ -201,19 +201,19 @@ class CursorSet:
                 self._turn = deque(other for other in self._turn if other != tp)
 
     def take_deleted(self) -> list[TopicPartition]:
-        """Return partitions whose topics were deleted or renamed, each once."""
+        """Return partitions whose topics were deleted or renamed since the last call."""
         gone = sorted(self._deleted)
         self._deleted.clear()
         return gone
 
-    def positions_to_commit(self, *, settled: bool) -> dict[TopicPartition, tuple[int, int]]:
-        """Return by partition the offset to commit and its epoch.
+    def positions_to_commit(self, *, is_processing: bool) -> dict[TopicPartition, tuple[int, int]]:
+        """Return the offset to commit and its epoch, by partition.
 
-        With ``settled``, the record or batch that the application is processing counts as not processed.
+        With ``is_processing``, the record or batch that the application is processing does not count as processed.
         """
         return {
             cursor.tp: (
-                cursor.settled_position if settled and cursor is self.processing else cursor.position,
+                cursor.processing_position if is_processing and cursor is self.processing else cursor.position,
                 cursor.epoch,
             )
             for cursor in self
@@ -234,7 +234,7 @@ class CursorSet:
         )
 
     def resolve(self, log: Partition, start: Start) -> int:
-        """Return the offset that ``start`` denotes. Raises `OffsetOutOfRange`, `LogTruncated`."""
+        """Convert ``start`` to an offset of this partition. Raises `OffsetOutOfRange`, `LogTruncated`."""
         if start == "earliest":
             return log.log_start_offset
         if start == "latest":
@@ -249,10 +249,10 @@ class CursorSet:
         return start
 
     def refresh_ends(self) -> None:
-        """Set the offset up to which each partition is read to its current end."""
+        """Set the end offset of each cursor to the current end of its partition."""
         for cursor in self:
             if self.check_exists(cursor):
-                cursor.end_offset, cursor.in_hand = self.end_of(cursor.log), None
+                cursor.end_offset, cursor.processing_offset = self.end_of(cursor.log), None
 
     def has_more(self) -> bool:
         """Return whether a partition that is not paused has records after its position."""
@@ -263,7 +263,7 @@ class CursorSet:
     # ------------------------------------------------------------ reading
 
     def in_turn(self) -> Iterator[Cursor]:
-        """Yield each cursor once; a caller that stops early continues with the next cursor."""
+        """Yield each cursor once. If the caller stops early, the next call begins with the following cursor."""
         for _ in range(len(self._turn)):
             if not self._turn:
                 return  # meanwhile all were assigned to other members
@@ -272,7 +272,7 @@ class CursorSet:
             yield self.by_partition[tp]
 
     def fetch(self, cursor: Cursor) -> Iterator[RecordBatch[Any, Any]]:
-        """Read about ``fetch_bytes`` from the cursor's position; the consumer of the batches must move the cursor."""
+        """Yield batches from the cursor's position on, about ``fetch_bytes``. The caller must move the cursor."""
         if cursor.paused:
             return
         options = self._options
@@ -306,15 +306,15 @@ class CursorSet:
             if cursor.position != batch.next_offset or cursor.paused:
                 return  # the caller called seek or pause while it had the batch
         if left_bytes > 0 and cursor.position < cursor.end_offset:
-            # No records up to the end: a gap left by a crash or by compaction, or control batches and aborted records.
+            # The rest has no records to return: lost or compacted offsets, control batches, or aborted records.
             cursor.position = cursor.end_offset
 
     def prefetch(self, cursor: Cursor) -> PrefetchedBatches | None:
         """Return the next batches that `fetch` would yield, without moving the cursor; None if there are none.
 
-        Runs in a pool thread, and only the event loop moves the cursor. If only a gap of offsets follows, the result
-        has no batches, and its `end_position` is the end of the gap. Raises an error that occurs before the first
-        batch.
+        A pool thread runs this, but only the event loop's thread moves the cursor. If the next offsets have no records,
+        the result has no batches, and its `end_position` is the offset after them. An error before the first batch is
+        raised; an error after it is raised by the next call.
         """
         copy = Cursor(cursor.tp, cursor.log, cursor.position, cursor.end_offset)
         copy.paused = cursor.paused
@@ -330,7 +330,7 @@ class CursorSet:
         except Exception:
             if cursor.position != found.position:
                 return self.prefetch(cursor)  # the application called seek: these batches are out of date
-            if not found.batches:  # otherwise the next call reads on after these batches, and raises the error again
+            if not found.batches:  # otherwise the next call starts after these batches, and raises the error
                 cursor.position = copy.position
                 raise
         cursor.end_offset = copy.end_offset
@@ -365,7 +365,10 @@ class CursorSet:
         logger.warning("%s: %s; continuing at offset %d", cursor.tp, error, cursor.position)
 
     def check_exists(self, cursor: Cursor) -> bool:
-        """Return False if the topic was deleted and only a pattern named it; raise `UnknownTopic` if it was named."""
+        """Return whether the cursor's topic still exists. Raises `UnknownTopic` if a source names the deleted topic.
+
+        A deleted topic that only a pattern matched is not read any more.
+        """
         try:
             cursor.log.handle.check_usable()
             return True
@@ -377,13 +380,13 @@ class CursorSet:
                 logger.info("%s: the consumer stops reading it: %s", cursor.tp, error)
             if self._options.group is None:
                 self.drop([cursor.tp])
-            else:  # The group must revoke it: a member must read a new topic that gets the name.
+            else:  # the group must revoke the partition: a member must read a new topic of the same name
                 self._deleted.add(cursor.tp)
                 self.stop([cursor.tp])
             return False
 
     def reopen_stale(self) -> None:
-        """Reopen logs that were opened read-only before their first append."""
+        """Reopen partitions that were opened read-only before their first append."""
         for cursor in self:
             if self.check_exists(cursor) and cursor.log.is_stale:
                 tp = cursor.tp

@@ -1,4 +1,4 @@
-"""Deserialize keys and values of a consumer, and handle those that cannot be deserialized."""
+"""Deserialize keys and values for a consumer, and handle records that cannot be deserialized."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _BAD_KEPT = 1000
 
 
 class Undecodable(msgspec.Struct, frozen=True, gc=False):
-    """Replaces a key or value that cannot be deserialized, with ``on_error="yield"``."""
+    """Stands in for a key or value that cannot be deserialized, with ``on_error="yield"``."""
 
     data: bytes | None
     error: DeserializationError
@@ -43,12 +43,10 @@ class Decoding:
         """Errors of skipped records: the last 1,000."""
 
     def decoded(self, batch: RecordBatch) -> Iterator[RecordBatch[Any, Any]]:
-        """Yield the records of a batch with deserialized keys and values, in one part or several.
+        """Yield the records of a batch with deserialized keys and values, as one batch or several.
 
-        If a record cannot be deserialized, ``on_error`` decides: the parts leave it out, or end before it and the call
-        raises.
-
-        Raises `DeserializationError`.
+        ``on_error`` decides about a record that cannot be deserialized. "skip": the yielded batches omit the record.
+        "raise": they end before it, and the call raises `DeserializationError`. "yield": they contain an `Undecodable`.
         """
         try:
             whole = batch.with_objects(
@@ -88,7 +86,7 @@ class Decoding:
         column: str,
         errors: dict[int, DeserializationError],
     ) -> list[Any] | None:
-        """Deserialize a column item by item, with an `Undecodable` for each failure; add its error to ``errors``."""
+        """Deserialize a column item by item. A failure gives an `Undecodable`, and an error in ``errors``."""
         if deserializer is None:
             return None
         objects: list[Any] = []
@@ -114,7 +112,7 @@ def decoding_of(key: Deserializer[Any] | None, value: Deserializer[Any] | None, 
 
 
 def on_error_of(on_error: OnError | None, on_bad: OnBad | None) -> OnError:
-    """Return the valid value of ``on_error``, which may be given under its former name. Raises `InvalidConfig`."""
+    """Return the value of ``on_error``, or of its former name ``on_bad``. Raises `InvalidConfig`."""
     if on_bad is None:
         if on_error is not None and (not isinstance(on_error, str) or on_error not in ("raise", "skip", "yield")):
             raise InvalidConfig("on_error", on_error, "'raise', 'skip' or 'yield'")
@@ -127,7 +125,7 @@ def on_error_of(on_error: OnError | None, on_bad: OnBad | None) -> OnError:
 
 
 def _deserialized(deserializer: Deserializer[Any], topic: str, blobs: list[bytes | None]) -> list[Any]:
-    made = list(deserializer.deserialize(topic, blobs))
-    if len(made) != len(blobs):
-        raise ValueError(f"{type(deserializer).__name__} returned {len(made)} objects for {len(blobs)} values")
-    return made
+    objects = list(deserializer.deserialize(topic, blobs))
+    if len(objects) != len(blobs):
+        raise ValueError(f"{type(deserializer).__name__} returned {len(objects)} objects for {len(blobs)} values")
+    return objects

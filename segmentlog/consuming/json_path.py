@@ -1,8 +1,8 @@
 """A small language for conditions on JSON values: a path, optionally compared with a value.
 
     user.id                 the field exists and is not null
-    user.id == 7            it is the number 7 or the text "7"; a single = means the same
-    user.name ~ ann         its text contains "ann", ignoring case
+    user.id == 7            the field is the number 7 or the text "7"; a single = means the same
+    user.name ~ ann         the text of the field contains "ann", ignoring case
     items[0].price > 9.5    compare numbers; also >=, <, <=, !=
     items[*].sku = "A 1"    matches an element of a list or a member of an object; [-1] is the last element
     ["odd key"].x           a name with other characters; a leading $ or @ is the value itself and may be omitted
@@ -33,7 +33,7 @@ _EXPECTED: Final = (
 )
 _QUOTED: Final = re.compile(r"\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'", re.DOTALL)
 _NEEDS_QUOTES: Final = re.compile(r"[=<>!~\"'](?s:.*)|(?s:.*)(?:&&|\|\|)(?s:.*)")
-"""A value without quotes that is probably a mistake: another operator, an open quote, a second condition."""
+"""Matches an unquoted value that is probably a mistake: a second operator, an open quote, a second condition."""
 _STEPS_MAX: Final = 50
 _NUMBER_MAX: Final = sys.float_info.max
 _EVERY: Final = object()
@@ -42,7 +42,7 @@ _decode = msgspec.json.Decoder().decode
 
 
 class JsonPath(NamedTuple):
-    """A path to a field of a JSON value; optionally with an operator and a value, with which the field is compared."""
+    """A path to a field of a JSON value, optionally with an operator and a value to compare the field with."""
 
     steps: tuple[Any, ...]
     operator: str
@@ -77,7 +77,7 @@ class JsonPath(NamedTuple):
         return cls(tuple(steps), "=" if operator == "==" else operator, operand, number)
 
     def matches(self, value: bytes | None) -> bool:
-        """Return whether a value is JSON that matches."""
+        """Return whether a value is JSON and meets the condition."""
         if not value:
             return False
         try:
@@ -87,7 +87,7 @@ class JsonPath(NamedTuple):
         return self.matches_document(document)
 
     def matches_document(self, document: object) -> bool:
-        """Return whether decoded JSON matches: dicts, lists, texts, numbers, booleans and None."""
+        """Return whether decoded JSON (dicts, lists, texts, numbers, booleans and None) meets the condition."""
         return any(map(self._matches_value, _walk(document, self.steps)))
 
     def _matches_value(self, found: Any) -> bool:
@@ -122,7 +122,10 @@ def _step(match: re.Match[str]) -> Any:
 
 
 def _unquoted(text: str, quoted: str) -> str:
-    """Return the content of double quotes, as in JSON, or single quotes, as in RFC 9535. Raises `InvalidConfig`."""
+    """Return the text inside double quotes (with JSON's escapes) or single quotes (with those of RFC 9535).
+
+    Raises `InvalidConfig`.
+    """
     if quoted[0] == "'":
         # Convert to JSON with the same characters: RFC 9535 allows a backslash before ', which JSON does not.
         inner = re.sub(

@@ -15,10 +15,10 @@ from segmentlog.storage.watch import Watch
 
 
 class FetchedBatches:
-    """Fetched batches of one partition, with their records if requested, that are to be returned to the application.
+    """Fetched batches of one partition that the application has not received yet, with their records if requested.
 
     Raises `UnreadableBatch` if records are requested and the first batch is unreadable. A later unreadable batch is
-    dropped with all after it; the next fetch raises.
+    dropped with all batches after it, and the next fetch raises the error.
     """
 
     __slots__ = ("ahead", "records")
@@ -34,22 +34,21 @@ class FetchedBatches:
                 except UnreadableBatch:
                     if not self.records:
                         raise
-                    ahead.cut(len(self.records))
+                    ahead.drop_after(len(self.records))
                     break
             self.records.reverse()
 
 
 class NonblockingConsumer(Consumer[Any, Any]):
-    """A consumer whose `step` any thread may call, one at a time; only the event loop's thread returns records."""
+    """A consumer that never waits. One thread at a time calls `step`; only the event loop's thread returns records."""
 
     _handover_ends_s = 0.0
 
     def step(self, *, is_first: bool, with_records: bool, waits: bool = False) -> FetchedBatches | Pause | None:
         """Return the next batches, or how long to wait for records, or None at the end of the iteration.
 
-        ``is_first``: this is the first step of an iteration, which ends at the present log ends unless the consumer
-        follows. ``waits``: the caller waits for records, so only `wakeup` ends the iteration, even if the consumer does
-        not follow.
+        ``is_first``: begin an iteration. Without ``follow`` it ends at the current log ends.
+        ``waits``: do not end at the log ends, even without ``follow``; only `wakeup` ends the iteration.
         """
         self._check_open()
         session, cursors, follower = self._session, self._cursors, self._follower
@@ -87,28 +86,28 @@ class NonblockingConsumer(Consumer[Any, Any]):
 
     @property
     def watch(self) -> Watch | None:
-        """The descriptors that wake a follower; None before the first wait."""
+        """The watch whose descriptors wake a waiting consumer; None before the first wait."""
         return self._follower.watch
 
     @property
     def records_between_polls(self) -> int | None:
-        """A group member polls its group after this many records; None without a group."""
+        """Number of records after which a member polls its group; None without a group."""
         return None if self._session is None else self._max_poll_records
 
     @property
     def max_poll_records(self) -> int:
-        """Maximum length of a list of `AsyncConsumer.poll`, unless its caller gives another."""
+        """Maximum number of records that `AsyncConsumer.poll` returns by default."""
         return self._max_poll_records
 
     def poll_session(self) -> None:
-        """Poll the group; all records returned so far are processed."""
+        """Poll the group. All records returned so far count as processed."""
         if self._session is not None:
             self._session.poll()
 
     def is_settled(self) -> bool:
         """Poll the group, and return whether every assigned partition is being read."""
-        session = self._of_group("assignment by one")
-        session.poll(settled=True)
+        session = self._of_group("group to poll")
+        session.poll(is_processing=True)
         return session.is_settled
 
     def is_current(self, fetched: FetchedBatches) -> bool:
@@ -121,7 +120,7 @@ class NonblockingConsumer(Consumer[Any, Any]):
         )
 
     def set_processing(self, fetched: FetchedBatches | None) -> None:
-        """Remember the partition whose record or batch the application is processing."""
+        """Set the partition whose record or batch the application is processing; None for no partition."""
         self._cursors.processing = None if fetched is None else fetched.ahead.cursor
 
     def commit_current(self, offsets: Mapping[TopicPartition, int], *, metadata: str, sync: bool) -> None:
@@ -130,7 +129,7 @@ class NonblockingConsumer(Consumer[Any, Any]):
         self.commit({tp: offset for tp, offset in offsets.items() if tp in current}, metadata=metadata, sync=sync)
 
     def resolve_offset(self, topic: str, partition: int, to: Any) -> int:
-        """Return the offset that ``to`` denotes, for a seek."""
+        """Convert the target ``to`` of a seek to an offset."""
         return self._cursors.resolve(self._cursors.of(topic, partition).log, to)
 
     def set_position(self, topic: str, partition: int, offset: int) -> None:
@@ -138,5 +137,5 @@ class NonblockingConsumer(Consumer[Any, Any]):
         self._cursors.of(topic, partition).position = offset
 
     def stop_returning(self) -> None:
-        """Return no more records; `close` follows."""
+        """Stop returning records, before `close`."""
         self._follower.is_closed = True

@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from segmentlog.log.read.reader import SkipListener
 
 DecodeValue = Callable[[str, bytes], Any]
-"""Decode a value of a topic to plain objects, by the schema whose id is at the start of the value; None if the value
-has no schema or does not match it."""
+"""Decodes a value of a topic to plain objects, with the schema whose id begins the value. Returns None if there is no
+such schema, or the value does not match it."""
 
 _HEADER: Final = re.compile(r"(?P<name>[^=]*?)\s*(?:==?\s*(?P<value>.*))?", re.DOTALL)
 _FIRST_WIDTH: Final = 64
-"""Number of offsets that a search from the end reads first: matches are often near the end."""
+"""Number of offsets that a search from the end reads in its first step: matches are often near the end."""
 
 
 class RecordFilter(msgspec.Struct, frozen=True):
-    """Conditions on a record, which must match all of them. A condition of None matches every record."""
+    """Conditions that a record must all meet. A condition of None matches every record."""
 
     key: bytes | None = None
     value: bytes | None = None
@@ -87,7 +87,7 @@ class RecordFilter(msgspec.Struct, frozen=True):
             yield batch.slice(begin, end)
 
     def _matching(self, batch: RecordBatch) -> Iterable[int]:
-        """Return the positions of matching records in a batch; expensive conditions are evaluated lazily."""
+        """Return the indexes of matching records in a batch. The path is checked lazily, because it is expensive."""
         chosen: Iterable[int] = range(len(batch))
         if self.key is not None or self.key_prefix is not None:
             if not batch.has_keys:
@@ -116,7 +116,7 @@ class RecordFilter(msgspec.Struct, frozen=True):
         return chosen
 
     def _has_path(self, topic: str, value: bytes | None) -> bool:
-        """Return whether the path matches a value, decoded by its schema or as JSON."""
+        """Decode a value by its schema, or as JSON, and return whether the path matches."""
         assert self.path is not None
         if self.decode is not None and value and value[0] == 0:  # JSON cannot start with this byte
             document = self.decode(topic, value)
@@ -129,22 +129,22 @@ class RecordFilter(msgspec.Struct, frozen=True):
     ) -> list[RecordBatch]:  # fmt: skip
         """Return the last ``count`` matching records before ``end_offset``, as slices of batches in ascending order.
 
-        Reads backwards in growing steps; reads the whole log if few records match. Raises the errors of
-        `Partition.read`, and calls ``on_skip`` as it does; more than once for a batch that two reads reach.
+        Reads backwards in growing steps, and reads the whole log if few records match. Raises the errors of
+        `Partition.read`. Calls ``on_skip`` for damage as `Partition.read` does, and twice if two steps read a batch.
         """
         found: deque[RecordBatch] = deque()
         missing, high, width = count, end_offset, max(count, _FIRST_WIDTH)
         while missing > 0 and high > log.log_start_offset:
             low = max(high - width, log.log_start_offset)
-            here: deque[RecordBatch] = deque()
-            count_here = 0
+            slices: deque[RecordBatch] = deque()
+            record_count = 0
             for batch in batches_between(log, low, high, isolation, on_skip):
                 for part in self.parts(batch):
-                    here.append(part)
-                    count_here += len(part)
-                    while count_here - len(here[0]) >= missing:  # each slice keeps its batch in memory
-                        count_here -= len(here.popleft())
-            for part in reversed(here):
+                    slices.append(part)
+                    record_count += len(part)
+                    while record_count - len(slices[0]) >= missing:  # each slice keeps its batch in memory
+                        record_count -= len(slices.popleft())
+            for part in reversed(slices):
                 found.appendleft(part.slice(max(len(part) - missing, 0)))
                 missing -= len(found[0])
                 if missing == 0:

@@ -1,4 +1,4 @@
-"""Parse places in a log as people write them: the beginning, an offset, a time, the last few records."""
+"""Parse start positions as people write them: the beginning, an offset, a time, the last few records."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class StartPosition(NamedTuple):
-    """A place in a partition as people write it; `resolve_position` converts it to an offset."""
+    """A position in a partition as people write it. `resolve_position` converts it to an offset."""
 
     kind: Literal["earliest", "latest", "offset", "last", "time"]
     number: int = 0
@@ -19,9 +19,10 @@ class StartPosition(NamedTuple):
 
 
 def parse_start_position(text: str, now_ms: int) -> StartPosition:
-    """Parse `earliest`, `latest`, an offset, `-10` (the last ten), `2026-07-31T12:00`, `-1h` or `@1785456000000`.
+    """Parse `earliest`, `latest`, an offset, `-10` (the last ten records) or a time.
 
-    A time without a zone is local time. Raises ValueError.
+    A time is `2026-07-31T12:00` (local without a zone), `-1h` (an hour ago) or `@1785456000000` (milliseconds since
+    1970). Raises ValueError.
     """
     text = text.strip()
     if text in ("earliest", "latest"):
@@ -48,18 +49,18 @@ def parse_start_position(text: str, now_ms: int) -> StartPosition:
         ) from None
 
 
-def resolve_position(place: StartPosition, log: Partition, end_offset: int | None = None) -> int:
-    """Return the offset of a place in a partition, which may be outside the log; ``end_offset`` is used as its end."""
+def resolve_position(start: StartPosition, log: Partition, end_offset: int | None = None) -> int:
+    """Return the offset of a start position, which may be outside the log. ``end_offset``: use it as the log end."""
     end = log.log_end_offset if end_offset is None else end_offset
-    if place.kind == "earliest":
+    if start.kind == "earliest":
         return log.log_start_offset
-    if place.kind == "latest":
+    if start.kind == "latest":
         return end
-    if place.kind == "last":
+    if start.kind == "last":
         from segmentlog.consuming.cursor import offset_of_last
 
-        return offset_of_last(log, place.number, end)
-    if place.kind == "time":
-        found = log.offset_for_timestamp(place.number)
+        return offset_of_last(log, start.number, end)
+    if start.kind == "time":
+        found = log.offset_for_timestamp(start.number)
         return end if found is None else min(found, end)
-    return place.number
+    return start.number

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 WAIT_S: Final = 1.0
 """Longest sleep before a waiting reader checks for records itself."""
 _FINISH_S: Final = 0.25
-"""Time between checks of a waiting read_committed reader for transactions of dead producers."""
+"""Interval in which a waiting read_committed reader checks for transactions of dead producers."""
 
 
 def announce_waiting(watch: Watch, logs: Iterable[Partition]) -> bool:
-    """Let appends to these logs wake ``watch``; return whether the caller must poll, because they cannot all do so.
+    """Let appends to these partitions wake ``watch``. Return True if some cannot wake it, so that the caller must poll.
 
-    Call this before checking for records: then an append after the check wakes the reader.
+    The caller must check for records after this call: then an append after the check wakes the reader.
     """
     must_poll = False
     for log in logs:
@@ -48,13 +48,13 @@ class RecordWaiter:
     ) -> None:
         """Wait for records of ``cursors``.
 
-        ``is_committed``: also wait for outcomes of transactions; ``finish_transactions`` completes those of dead
+        ``is_committed``: also wait for the outcomes of transactions; ``finish_transactions`` ends transactions of dead
         producers.
         """
         self.watch: Watch | None = None
         self.is_closed = self.is_woken = False
         self.lock = fork_safety.reentrant_lock(self, "lock")
-        """Held while sleeping: the descriptors that wake the sleeper must not be closed meanwhile."""
+        """Held during a sleep, so that no thread closes the descriptors that end the sleep."""
         self._store_path = store_path
         self._cursors = cursors
         self._finish_transactions = finish_transactions
@@ -85,13 +85,13 @@ class RecordWaiter:
             left_s = until_s - time.monotonic()
             if left_s <= 0:
                 break
-            if not self.is_ended():  # `drain` discards the wake-up of an `interrupt` just before it
+            if not self.is_ended():  # check again: `drain` may have discarded the wake-up of an `interrupt`
                 watch.wait(min(pause.seconds, left_s), poll=pause.must_poll)
         self.is_woken = False
         return False
 
     def check_once(self, session: GroupSession | None) -> Pause | None:
-        """Check for records without sleeping: None if there may be some, else how long to wait on `watch`.
+        """Check for records without sleeping. Return None if there may be some, otherwise how long to wait on `watch`.
 
         Must not be called during a `wait`.
         """
@@ -118,9 +118,9 @@ class RecordWaiter:
         return Pause(wait_s if session is None else min(session.wait_s, wait_s), must_poll)
 
     def _watching(self, session: GroupSession | None) -> Watch:
-        """Return the `Watch`, which wakes the reader when topics or members of its group change.
+        """Return a `Watch` that wakes the reader when topics or members of its group change.
 
-        `announce_waiting` adds the partitions, whose appends must wake it too.
+        `announce_waiting` adds the partitions, so that appends wake the reader, too.
         """
         if self.watch is None:
             self.watch = Watch()
@@ -132,7 +132,7 @@ class RecordWaiter:
         return self.watch
 
     def _finish_dead(self) -> None:
-        """Finish transactions of dead producers, which would otherwise keep this reader from later records forever."""
+        """Finish transactions of dead producers. Otherwise this reader would never get the records after them."""
         if self._is_committed and time.monotonic() >= self._finish_due_s:
             self._finish_due_s = time.monotonic() + _FINISH_S
             self._finish_transactions()

@@ -1,7 +1,7 @@
 """The exactly-once step of the demonstration: each flight is processed once, although a process is killed.
 
-``python -m segmentlog.demo.exactly_once_step STORE`` runs a worker process. The step starts two: one is killed, and the
-other continues its work.
+``python -m segmentlog.demo.exactly_once_step STORE`` runs a worker process. The step starts two workers and kills one
+of them; the second worker continues the work of the first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from segmentlog.errors import ConsumerFenced, ProducerFenced
 
 GROUP = "punctuality"
 _TOPIC = "delays"
-_TOGETHER = 10_000
+_TRANSACTION_FLIGHTS = 10_000
 """Flights per transaction. The cost of a transaction is its fsyncs, which do not grow with it."""
 
 
@@ -32,7 +32,7 @@ class _Flight(msgspec.Struct):
     dep_delay: str
 
 
-def transform(folder: str) -> None:
+def process_flights(folder: str) -> None:
     """Read flights as a group member, and write each delay and the offsets in one transaction."""
     decode = msgspec.json.Decoder(_Flight).decode
 
@@ -60,7 +60,7 @@ def transform(folder: str) -> None:
             for batch in consumer.batches():
                 flights = [decode(value) for value in batch.values if value and value.startswith(b"{")]
                 late += [f"{flight.carrier} {flight.dep_delay}".encode() for flight in flights]
-                if len(late) >= _TOGETHER:
+                if len(late) >= _TRANSACTION_FLIGHTS:
                     commit()
             commit()
         except (ConsumerFenced, ProducerFenced):
@@ -74,8 +74,8 @@ class _Worker:
         command = [sys.executable, "-m", "segmentlog.demo.exactly_once_step", str(folder)]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE)
 
-    def kill_at_work(self) -> int:
-        """Kill the process after its third transaction, during the fourth; return how many flights it had committed."""
+    def kill_during_transaction(self) -> int:
+        """Kill the process during its fourth transaction. Return the number of flights that it committed before."""
         assert self.process.stdout is not None
         counts = [int(line) for line, _ in zip(self.process.stdout, range(3), strict=False)]
         os.kill(self.process.pid, signal.SIGKILL)
@@ -89,13 +89,13 @@ class _Worker:
         self.process.communicate()
 
 
-def deliver(folder: Path) -> tuple[int, int, Counter[str], Counter[str], float]:
+def run_step(folder: Path) -> tuple[int, int, Counter[str], Counter[str], float]:
     """Run the step; return (flights, flights done before the kill, flights by carrier, results by carrier, seconds)."""
     started = time.perf_counter()
     with segmentlog.open(folder) as store:
         store.create_topic(_TOPIC, partitions=2)
     dies, lives = _Worker(folder), _Worker(folder)
-    done = dies.kill_at_work()
+    done = dies.kill_during_transaction()
     lives.wait()
     with segmentlog.open(folder) as store:
         while any(
@@ -114,4 +114,4 @@ def deliver(folder: Path) -> tuple[int, int, Counter[str], Counter[str], float]:
 
 
 if __name__ == "__main__":
-    transform(sys.argv[1])
+    process_flights(sys.argv[1])

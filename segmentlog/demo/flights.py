@@ -24,7 +24,10 @@ class DemoFailed(SegmentlogError):
 
 
 class Flights(msgspec.Struct, frozen=True):
-    """The flights as columns: JSON values, tail numbers (None without one), scheduled departures in ms UTC."""
+    """The flights as columns: JSON values, keys, and scheduled departures in ms UTC.
+
+    A key is the tail number of the plane; None if it is unknown.
+    """
 
     values: list[bytes]
     keys: list[bytes | None]

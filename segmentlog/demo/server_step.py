@@ -25,7 +25,7 @@ _DELIVERED_S = 30.0
 
 
 class _Server:
-    """``segmentlog serve`` on a port of its own, which it keeps after a restart."""
+    """Process of ``segmentlog serve``, which listens on the same port after a restart."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

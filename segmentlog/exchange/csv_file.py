@@ -1,7 +1,7 @@
 """Read and write records as CSV.
 
-An empty field is null, and ``""`` in quotes is an empty text, as in PostgreSQL, DuckDB and Spark; so tombstones
-survive. Headers are JSON in a column of that name. Bytes that are not UTF-8 are rejected.
+As in PostgreSQL, DuckDB and Spark, a field without any characters is null, and ``""`` is an empty text. So an import
+after an export keeps tombstones. The column ``headers`` contains JSON. Bytes that are not UTF-8 are rejected.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ _TO_QUOTE: Final = re.compile(r'[",\r\n]|\A\Z')
 
 
 class _Lines:
-    """Lines of a text. Keeps those of the current row: the csv module does not report which fields were quoted."""
+    """Iterator over lines of a text, which keeps the lines of the current row.
+
+    The csv module does not report which fields were quoted.
+    """
 
     def __init__(self, text: io.TextIOWrapper) -> None:
         self._text = text
@@ -51,9 +54,9 @@ class _Lines:
 
 
 def read_csv(source: IO[bytes], skip: int = 0, *, with_nulls: bool = True) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a CSV file, whose first line names the columns, without the first ``skip``.
+    """Yield the rows of a CSV file after its header line, except the first ``skip`` rows.
 
-    ``with_nulls``: an empty field without quotes becomes None, and ``headers`` are decoded from JSON.
+    With ``with_nulls`` an empty field without quotes becomes None, and ``headers`` are decoded from JSON.
     """
     csv.field_size_limit(sys.maxsize)  # the default limit is 128 KiB, process-wide
     lines = _Lines(io.TextIOWrapper(source, "utf-8-sig", newline=""))
@@ -87,7 +90,7 @@ def read_csv(source: IO[bytes], skip: int = 0, *, with_nulls: bool = True) -> It
 
 
 def _nulls(text: str) -> list[bool]:
-    """Return which fields of a row are empty without quotes."""
+    """Return for each field of a row whether it is empty and has no quotes."""
     nulls = []
     at = 0
     while True:
@@ -111,7 +114,10 @@ def _decoded(headers: str) -> Any:
 
 
 class CsvWriter:
-    """Writes the columns partition, offset, timestamp, key, value, headers; for text only."""
+    """Writes the columns partition, offset, timestamp, key, value, headers.
+
+    Raises `TransferError` for a key or value that is not UTF-8 text.
+    """
 
     def __init__(self, out: IO[bytes]) -> None:
         self._out = out
@@ -136,7 +142,7 @@ def _row(record: Record) -> str:
 
 
 def _field(text: str | None) -> str:
-    """Return a CSV field: nothing for None; in quotes if it could be read as something else."""
+    """Return the text of a CSV field: nothing for None, and quotes around a text that needs them."""
     if text is None:
         return ""
     return '"' + text.replace('"', '""') + '"' if _TO_QUOTE.search(text) else text

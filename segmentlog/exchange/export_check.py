@@ -1,4 +1,4 @@
-"""Fingerprints that compare an exported file, read back by the importer, with the log."""
+"""Fingerprints of records, to compare the log with an exported file that is read as `segmentlog import` reads it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 class Fingerprint:
     """Count and checksum (XXH3-128) of records in their order: partition, timestamp, key, value, headers.
 
-    Two fingerprints are equal if the same records were added in the same order, in any batches. Not thread-safe.
+    Two fingerprints are equal if the same records were added in the same order. The sizes of the batches do not matter.
+    Not thread-safe.
     """
 
     def __init__(self) -> None:
@@ -26,13 +27,13 @@ class Fingerprint:
         self._encode = msgspec.msgpack.Encoder().encode
 
     def add_batch(self, batch: RecordBatch) -> None:
-        """Add records as a reader of the log gets them."""
+        """Add records that were read from the log."""
         keys: Iterable[Any] = batch.keys if batch.has_keys else repeat(None)
         headers: Iterable[Any] = batch.headers if batch.has_headers else repeat(())
         self._add(repeat(batch.partition), batch.timestamps.tolist(), keys, batch.values, headers)
 
     def add_rows(self, rows: ParsedRecords) -> None:
-        """Add records as `segmentlog import` would append them."""
+        """Add records that were read from an exported file."""
         missing: Iterable[Any] = repeat(None)
         self._add(
             rows.partitions or missing, rows.timestamps or missing, rows.keys or missing, rows.values,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def read_parquet(path: str, fields: FieldNames, skip: int = 0) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a Parquet file, without the first ``skip``. Needs pyarrow.
+    """Yield the rows of a Parquet file, except the first ``skip`` rows. Needs pyarrow.
 
     Timestamps are returned in milliseconds, because Python's dates end with the year 9999.
     """
@@ -24,7 +24,7 @@ def read_parquet(path: str, fields: FieldNames, skip: int = 0) -> Iterator[dict[
     name = fields.timestamp or "timestamp"
     unreadable = f"{path} is not a readable Parquet file"
     try:
-        source = open(path, "rb")  # noqa: SIM115  # must not catch errors of the code that uses the rows
+        source = open(path, "rb")  # noqa: SIM115  # a `with` block would catch errors of the code that uses the rows
     except OSError as error:
         raise TransferError(f"{unreadable}: {error}") from None
     with source:
@@ -50,7 +50,7 @@ def read_parquet(path: str, fields: FieldNames, skip: int = 0) -> Iterator[dict[
 
 
 def _batches(file: Any) -> Iterator[Any]:
-    """Yield the rows in batches, one row group at a time: the writer of the file had one group in memory as well."""
+    """Yield the rows in batches. Read one row group at a time: the writer of the file also had one in memory."""
     for group in range(file.num_row_groups):
         yield from file.iter_batches(batch_size=8192, row_groups=[group])
 

@@ -23,16 +23,19 @@ if TYPE_CHECKING:
 
 
 ROWS_MAX_BYTES: Final = 16 << 20
-"""Bytes of keys, values and headers after which a list of records is complete, however few they are.
+"""A list of records is complete once its keys, values and headers have this many bytes, however few records it has.
 
 4,096 records of 10 MiB would take 40 GiB. 16 MiB hold 4,096 records of 4 KiB.
 """
 _FIRST_PAGE_RECORDS: Final = 16
-"""Number of values in the first request to Redis, because their sizes are not known before."""
+"""Number of values in the first request to Redis. It is small, because the sizes of the values are not known yet."""
 
 
 class TransferError(SegmentlogError):
-    """The input cannot be parsed, or a package is missing; the message has the line, or how to install the package."""
+    """The input cannot be parsed, or a package is missing.
+
+    The message contains the line of the input, or the command that installs the package.
+    """
 
 
 class ParsedRecords(msgspec.Struct):
@@ -70,9 +73,9 @@ class FieldNames(msgspec.Struct, frozen=True):
 def records_of(
     documents: Iterator[dict[str, Any]], fields: FieldNames, size: int, first: int = 1, max_bytes: int = ROWS_MAX_BYTES
 ) -> Iterator[ParsedRecords]:
-    """Yield lists of ``size`` records from JSON-like documents; a list ends earlier once it has ``max_bytes``.
+    """Yield lists of ``size`` records from documents like those of JSON. A list ends earlier once it has ``max_bytes``.
 
-    ``first``: the number of the first document, for messages.
+    ``first`` is the number of the first document, for messages.
     """
     rows = ParsedRecords([], [], [], [], [])
     stamps: list[int | None] = []
@@ -128,7 +131,7 @@ def _headers(pairs: Any, number: int) -> list[tuple[str, bytes | None]]:
 
 
 def _trimmed(rows: ParsedRecords, stamps: list[int | None]) -> ParsedRecords:
-    """Remove the columns that no record has."""
+    """Set the columns that are empty for all records to None, and fill missing timestamps with the current time."""
     if not any(key is not None for key in rows.keys or []):
         rows.keys = None
     if not any(rows.headers or []):
@@ -172,16 +175,17 @@ def _json(value: Any, number: int) -> bytes:
 
 
 def _as_text(value: Any) -> str:
-    """Return times in nanoseconds as text: with pandas installed, pyarrow returns pandas' datetime and timedelta."""
+    """Return a time in nanoseconds as text. If pandas is installed, pyarrow returns pandas' datetime and timedelta."""
     if isinstance(value, datetime | timedelta) and hasattr(value, "isoformat"):
         return str(value.isoformat())
     raise TypeError(f"{value!r:.100} is {type(value).__name__}")
 
 
 def _milliseconds(document: dict[str, Any], field: str | None, number: int) -> int | None:
-    """Return a timestamp field in milliseconds, given so or in ISO 8601 (UTC without a zone); None if missing or empty.
+    """Return the milliseconds of a timestamp field; None if the field is missing or empty.
 
-    -1 means a record without a timestamp, as in Kafka, and is kept. A missing field is filled with the current time.
+    The field contains milliseconds, or a text in ISO 8601, which is UTC if it has no zone. -1 means a record without a
+    timestamp, as in Kafka, and is returned unchanged. If the result is None, the record gets the current time.
     """
     value = document.get(field or "timestamp")
     if value is None or value == "":
@@ -222,7 +226,7 @@ def rounded(number: int, divisor: int) -> int:
 
 
 def read_ndjson(source: IO[bytes], skip: int = 0) -> Iterator[dict[str, Any]]:
-    """Yield one JSON object per line. Skips empty lines, and then ``skip`` further lines, which need not be JSON."""
+    """Yield one JSON object per line. Skips empty lines, and the first ``skip`` other lines, which need not be JSON."""
     for number, line in enumerate(source, 1):
         if not line.strip():
             continue
@@ -239,7 +243,7 @@ def read_ndjson(source: IO[bytes], skip: int = 0) -> Iterator[dict[str, Any]]:
 
 
 def package(module: str, name: str, extra: str) -> Any:
-    """Import an optional module. Raises `TransferError` that says how to install it."""
+    """Import an optional module. Raises `TransferError` with the command that installs it."""
     try:
         return importlib.import_module(module)
     except ImportError:
@@ -251,7 +255,10 @@ def package(module: str, name: str, extra: str) -> Any:
 
 
 class NdjsonWriter:
-    """Writes one JSON object per record; bytes that are not UTF-8 as base64 in ``key_base64`` and ``value_base64``."""
+    """Writes one JSON object per record.
+
+    Keys and values that are not UTF-8 are written as base64, in the fields ``key_base64`` and ``value_base64``.
+    """
 
     def __init__(self, out: IO[bytes]) -> None:
         self._out = out
@@ -265,7 +272,7 @@ class NdjsonWriter:
 
 
 def record_document(record: Record) -> dict[str, Any]:
-    """Return a record for JSON: UTF-8 bytes as text, other bytes in a field whose name ends with _base64."""
+    """Return a record as a JSON document: UTF-8 bytes as text, other bytes in a field whose name ends with _base64."""
     document: dict[str, Any] = {
         "topic": record.topic,
         "partition": record.partition,
@@ -303,8 +310,11 @@ def _put(document: dict[str, Any], field: str, data: bytes | None) -> dict[str, 
 class RedisTopic:
     """A topic of kafkaesque: a hash with its settings, a sorted set of pages, and a list per page.
 
-    ``{topic}`` holds size, max and ttl; ``{topic}/pages`` the page numbers by their first offset; ``{topic}/pages/{n}``
-    the records. The set is never pruned: it also has pages that expired or were dropped, whose lists do not exist.
+    ``{topic}``            hash of the settings size, max and ttl
+    ``{topic}/pages``      sorted set of page numbers, by the first offset of the page
+    ``{topic}/pages/{n}``  list of the records of page n
+
+    The set also contains pages that have expired or were dropped. Their lists do not exist.
     """
 
     def __init__(self, url: str, topic: str) -> None:
@@ -340,10 +350,10 @@ class RedisTopic:
             raise TransferError(f"kafkaesque topic {self.topic!r}: {error}") from None
 
     def rows(self, pages: list[tuple[int, int]], size: int, skip: int = 0) -> Iterator[ParsedRecords]:
-        """Yield the records of these pages, oldest first, without the first ``skip``.
+        """Yield the records of these pages, oldest first, except the first ``skip`` records.
 
-        Yields lists of ``size`` records, or of fewer records if these would take more than `ROWS_MAX_BYTES`, estimated
-        by the size of the previous values.
+        Yields lists of ``size`` records. A list is shorter if so many values would probably exceed `ROWS_MAX_BYTES`,
+        judging by the size of the previous values.
         """
         count = min(size, _FIRST_PAGE_RECORDS)
         for number, _ in pages:

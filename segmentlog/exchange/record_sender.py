@@ -1,4 +1,4 @@
-"""Send parsed records to a topic, and count them, so that the message of every failure has how to resume."""
+"""Send parsed records to a topic, and count them, so that every error message can contain how to resume."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class OutgoingRecords:
         return self._of_each(itemgetter(slice(begin, end)))
 
     def rows(self, rows: Rows) -> OutgoingRecords:
-        """Return the records of these rows, which ascend."""
+        """Return the records at these indexes, which must ascend."""
         if len(rows) == len(self.values):
             return self
         numbers = rows.tolist()
@@ -59,7 +59,7 @@ def _header_bytes(pairs: Sequence[tuple[str, bytes | None]] | None) -> int:
 
 
 class BadRecord(ValueError):
-    """A record that cannot be parsed or sent; ``index`` counts from 0 in its list."""
+    """A record cannot be parsed or sent. ``index`` is its index in the list of records, from 0."""
 
     def __init__(self, index: int, why: str, *, has_no_key: bool = False) -> None:
         super().__init__(why)
@@ -85,9 +85,9 @@ class RecordSender:
     ) -> None:
         """Send to ``topic``.
 
-        ``on_append`` is called with partition, base offset and count of each append. ``limit_bytes`` is the size limit
-        of a record, if the records of a list may go to several partitions. ``skipped`` is the count of input records
-        before the first record that is sent.
+        on_append    called with partition, base offset and count of each append
+        limit_bytes  size limit of a record; needed only if the records of a list may belong to several partitions
+        skipped      number of input records before the first record that is sent
         """
         self._producer = producer
         self._topic = topic
@@ -101,15 +101,15 @@ class RecordSender:
         """Index in the input of the next record (``number``) and of the current list's first (``first``).
         """
         self._appended_later: dict[int, int] = {}
-        """By partition: count of records after ``number`` that are appended although earlier ones are not.
+        """By partition: number of records after ``number`` that are appended although the record ``number`` is not.
         """
 
     def send(self, lists: OutgoingRecords) -> None:
         """Append a list of records. If a record is too large, append the records before it, then raise.
 
-        So the number of appended records is exactly the value for --skip with which the user resumes. A record that may
-        be too large is sent alone. In a list with later records, other partitions would append those, and the resumed
-        run would append them a second time.
+        So the user can resume with --skip and the number of appended records. A record that may be too large is sent
+        alone. If it were sent together with later records, other partitions would append the later records, and the
+        resumed run would append them a second time.
         """
         begin = 0
         for large in self._large(lists):
@@ -119,11 +119,11 @@ class RecordSender:
         self._send_part(lists.part(begin, len(lists.values)) if begin else lists)
 
     def _is_spread(self, lists: OutgoingRecords) -> bool:
-        """Return whether the records of a list may go to several partitions."""
+        """Return whether the records of a list may belong to several partitions."""
         return lists.keys is not None and lists.partition is None
 
     def _large(self, lists: OutgoingRecords) -> list[int]:
-        """Return the indexes of records that may be over the limit, if the list may go to several partitions."""
+        """Return the indexes of records that may exceed the size limit; none if all records have the same partition."""
         if self._limit_bytes is None or not self._is_spread(lists):
             return []
         limit_bytes = self._limit_bytes * 9 // 10 - _header_bytes(self._pairs)
@@ -143,24 +143,26 @@ class RecordSender:
         try:
             self._send_list(lists)
         except RecordTooLarge as error:
-            if self._appended_later:  # The limit was lowered just now, and records before the large one may be missing.
+            if self._appended_later:
+                # The limit was lowered during this call. Records before the large one may be missing.
                 raise
-            # The limit may have been lowered just now. Then some partitions have appended their records of the list,
-            # all of them before the first missing record. Another record before the large one may be too large as well;
-            # then its error is raised instead.
+            # The limit may have been lowered during this call. Then some partitions have appended their records, all of
+            # which are before the first missing record. Send the records before the large one. If one of them is too
+            # large as well, this call raises its error instead.
             self._send_part(lists.part(self.number - begin, error.index))
             raise ValueError(
                 f"record {self.number + 1} takes {error.size_bytes} bytes, over max.message.bytes ="
-                f" {error.limit_bytes}: raise it with 'segmentlog alter', or {self._how_to_skip(self.number + 1)}"
+                f" {error.limit_bytes}: raise the limit with 'segmentlog alter', or"
+                f" {self._how_to_skip(self.number + 1)}"
             ) from None
         except InvalidRecord as error:
             raise BadRecord(begin - self.first + error.index, error.reason, has_no_key=error.has_no_key) from None
 
     def describe_failure(self, error: ValueError, empty_lines: int) -> str:
-        """Describe why the next record is too long, and what to do."""
+        """Return a message about the next record, which is too long, with the ways to continue."""
         line = f" (line {self.number + 1 + empty_lines})" if empty_lines else ""
         return (
-            f"record {self.number + 1}{line} {error}: raise it with 'segmentlog alter', or"
+            f"record {self.number + 1}{line} {error}: raise the limit with 'segmentlog alter', or"
             f" {self._how_to_skip(self.number + 1)}"
         )
 
@@ -204,11 +206,11 @@ class RecordSender:
                 self._on_append(*place)
 
     def finish(self) -> None:
-        """Check, after the last record, that the input is complete; does nothing without a named producer."""
+        """Check after the last record that the input is complete. Does nothing without a named producer."""
 
     @property
     def has_appended(self) -> bool:
-        """Whether a record of the input is in the topic."""
+        """Whether this or an earlier run has appended a record of the input."""
         return bool(self.records)
 
     def summary(self) -> str:
@@ -237,7 +239,7 @@ class RecordSender:
 
 
 class ResumingSender(RecordSender):
-    """Sends the records that earlier runs of the same named producer have not sent."""
+    """Sends the records of an input that earlier runs of the same named producer have not appended."""
 
     def __init__(self, resumption: ResumedInput, *arguments: Any) -> None:
         super().__init__(*arguments)

@@ -1,9 +1,9 @@
 """Find the records of an input that a named producer has not sent yet.
 
-A record's partition depends only on the input. It is the partition that the record names, or that its key selects.
-Records without either are assigned in blocks of `BLOCK_RECORDS`, each block to the next partition. So every run assigns
-the same records to a partition in the same order. The number of records that the producer has already appended to a
-partition tells which of its records is to be appended next.
+A record's partition depends only on the input: the record names the partition, or its key selects it. Records with
+neither are assigned in blocks of `BLOCK_RECORDS`, each block to the next partition. So every run assigns the same
+records to a partition in the same order. If the producer has appended n records to a partition, the next record to
+append is therefore the partition's record n of the input, counted from 0.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
     from segmentlog.transactions.transaction_coordinator import Transactions
 
 BLOCK_RECORDS: Final = 1024
-"""Number of consecutive records without a key that go to one partition."""
+"""Number of consecutive records without a key that are assigned to one partition."""
 
 Column = Sequence[bytes | None]
 _Record = tuple[bytes | None, bytes | None]
 
 
 class PartitionShare(NamedTuple):
-    """Records of a list that must still be sent to one partition."""
+    """The records of a list that must still be appended to one partition."""
 
     partition: int
     rows: Rows
     upto: int
-    """Number of records of this input that the partition has once the share is appended."""
+    """Number of records of this input in the partition after the share is appended."""
 
 
 class ResumedInput:
-    """Compares an input, from its beginning, with the records of it that the partitions already have."""
+    """Compares an input, from its beginning, with the records that earlier runs have appended to the partitions."""
 
     def __init__(self, topic: Topic, producer: Producer, transactions: Transactions) -> None:
         self._topic = topic
@@ -56,12 +56,13 @@ class ResumedInput:
         self._sent: dict[int, int] = {}
         """By partition: number of its records in the log."""
         self._unchecked: dict[int, _Record] = {}
-        """By partition: the last record that an earlier run sent, as (key, value), not compared yet."""
+        """By partition: (key, value) of the last record that an earlier run sent, until it is compared."""
 
     def shares(self, values: Column, keys: Column | None, partition: int | None) -> list[PartitionShare]:
-        """Return, by partition, which of the next records of the input are not in the log yet.
+        """Return the records of the next list of the input that are not in the log yet, by partition.
 
-        ``partition`` is the partition of all these records; None: each record's key or number selects one.
+        ``partition`` is the partition of all these records. If it is None, the key or the number of each record selects
+        its partition.
 
         Raises `InputMismatch` if the input differs from what was sent before.
         """
@@ -78,7 +79,7 @@ class ResumedInput:
         return shares
 
     def mark_sent(self, share: PartitionShare) -> None:
-        """Record that a share was appended."""
+        """Note that a share was appended."""
         self._sent[share.partition] = share.upto
 
     def advance(self) -> None:
@@ -98,15 +99,14 @@ class ResumedInput:
         if short:
             raise InputMismatch(
                 f"the input has fewer records than producer {self._producer.name!r} has sent already:"
-                f" {', '.join(short[:4])}{', ...' if len(short) > 4 else ''}. Either the input was truncated, or it is"
-                " another input,"
-                " which needs a --producer NAME of its own"
+                f" {', '.join(short[:4])}{', ...' if len(short) > 4 else ''}. If the input was truncated, use the whole"
+                " input. If it is another input, use another --producer NAME"
             )
 
     # ------------------------------------------------------------ where records belong
 
     def _rows_of(self, length: int, keys: Column | None, partition: int | None) -> dict[int, Rows]:
-        """Return the rows of each partition, in order."""
+        """Return the indexes of the records of each partition, in ascending order."""
         if partition is not None:
             return {partition: np.arange(length)} if length else {}
         count = self._partition_count()
@@ -167,6 +167,6 @@ class ResumedInput:
             raise InputMismatch(
                 f"record {self._number + row + 1} of the input differs from the record that producer"
                 f" {self._producer.name!r}"
-                f" sent to {tp} in its place. Either this is another input, which needs a --producer NAME of its own,"
-                " or the input was changed"
+                f" sent to {tp} in its place. If this is another input, use another --producer NAME. If the input was"
+                " changed, use the original input"
             )

@@ -32,6 +32,9 @@ class Codec(NamedTuple):
     """Takes a payload and its decompressed size in bytes. Raises ValueError for a malformed payload."""
 
 
+_LZ4_SIZE_BYTES: Final = 4
+
+
 def _compress_lz4(raw: Buffer, level: int) -> bytes:
     return bytes(cramjam.lz4.compress_block(raw, store_size=False))
 
@@ -42,7 +45,25 @@ def _decompress_lz4(payload: Buffer, size_bytes: int) -> memoryview:
         written = cramjam.lz4.decompress_block_into(payload, raw, output_len=size_bytes)
     except cramjam.DecompressionError as error:
         raise ValueError(str(error)) from None
+    # If a block is malformed, cramjam takes its first 4 bytes for its size, and decodes the rest as the block. Other
+    # readers refuse that. The buffer must have room for that size, so it is full only if the two sizes are equal. The
+    # first 4 bytes of a valid block may be equal to its size, too, but its rest does not decompress to the same bytes.
+    said_bytes = int.from_bytes(payload[:_LZ4_SIZE_BYTES], "little")
+    if said_bytes == size_bytes == written and _is_lz4_of(payload[_LZ4_SIZE_BYTES:], raw):
+        raise ValueError("lz4: a size precedes the block")
     return memoryview(raw)[:written]
+
+
+def _is_lz4_of(block: Buffer, raw: bytearray) -> bool:
+    """Return whether these are bytes of an LZ4 block, and it decompresses to exactly ``raw``."""
+    if not block:
+        return False
+    found = bytearray(len(raw))
+    try:
+        written = cramjam.lz4.decompress_block_into(block, found, output_len=len(raw))
+    except cramjam.DecompressionError:
+        return False
+    return bool(written == len(raw) and found == raw)
 
 
 # Measured with batches of 1,024 JSON records of 80 bytes (82 kB). LZ4: 69 us, 24 kB, decompression 15 us. zstd at

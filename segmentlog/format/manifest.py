@@ -22,10 +22,10 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import msgspec
-import xxhash
 
 from segmentlog.errors import InvalidTopicName
 from segmentlog.format.checkpoint import Compacted
+from segmentlog.format.checksummed_json import ChecksumMismatch, add_checksum, remove_checksum
 from segmentlog.format.file_names import MAX_PARTITIONS, check_topic_name, is_topic_id
 from segmentlog.format.server_file import ServerNode, fault_of_nodes
 from segmentlog.records import EpochStart, LostRange
@@ -268,18 +268,12 @@ _decoder = msgspec.json.Decoder(Manifest)
 _version_decoder = msgspec.json.Decoder(_Version)
 
 
-_CHECKSUM: Final = b'{"xxh3_64":"%s",'
-"""The first bytes of the object; the checksum covers the same text without this key."""
-_CHECKSUM_BYTES: Final = len(_CHECKSUM % (b"0" * 16))
-
-
 def encode_manifest(manifest: Manifest) -> bytes:
     """Return the bytes of ``manifest.json``."""
     segments = (segment for topic in manifest.topics for part in topic.partitions for segment in part.segments)
     is_new = any(tail.object is None for tail in manifest.tails) or any(segment.is_in_parts for segment in segments)
     written = MANIFEST_FORMAT if is_new else 1
-    text = msgspec.json.encode(msgspec.structs.replace(manifest, format=written))
-    return _CHECKSUM % xxhash.xxh3_64_hexdigest(text).encode() + text[1:]
+    return add_checksum(msgspec.json.encode(msgspec.structs.replace(manifest, format=written)))
 
 
 def decode_manifest(data: bytes) -> Manifest:
@@ -291,11 +285,8 @@ def decode_manifest(data: bytes) -> Manifest:
                 f"the manifest has format {found}, but this version of segmentlog reads formats up to"
                 f" {MANIFEST_FORMAT}; use the version of segmentlog that wrote it"
             )
-        text = b"{" + data[_CHECKSUM_BYTES:]
-        if data[:_CHECKSUM_BYTES] != _CHECKSUM % xxhash.xxh3_64_hexdigest(text).encode():
-            raise MalformedManifest("the manifest is damaged: its checksum does not match")
-        manifest = _decoder.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        manifest = _decoder.decode(remove_checksum(data))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ChecksumMismatch) as error:
         raise MalformedManifest(f"the manifest is damaged: {error}") from None
     if wrong := fault_of_nodes(manifest.owner.nodes):
         raise MalformedManifest(f"the manifest contradicts itself: {wrong}")

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import Final
 
 import cramjam
+import numpy as np
 import xxhash
 
 from segmentlog.format.batch_codecs import CODEC_GZIP, CODEC_LZ4, CODEC_NONE, CODEC_SNAPPY, CODEC_ZSTD
@@ -230,10 +231,11 @@ def _unzstd(stored: memoryview, limit_bytes: int) -> bytes:
 
 
 def _into(
-    decompress_into: Callable[[memoryview, bytearray], int], stored: memoryview, room: int, limit_bytes: int
+    decompress_into: Callable[[memoryview, memoryview], int], stored: memoryview, room: int, limit_bytes: int
 ) -> bytes:
     """Decompress into a buffer of ``room`` or ``limit_bytes`` bytes, whichever is less. ``room`` is an upper bound."""
-    raw = bytearray(min(room, limit_bytes) + PADDING)  # untouched zeros take no memory
+    # Not a bytearray: it writes all its zeros. The zeros of numpy take no memory until the decoder writes there.
+    raw = np.zeros(min(room, limit_bytes) + PADDING, np.uint8).data
     try:
         size = int(decompress_into(stored, raw))
     except cramjam.DecompressionError as error:
@@ -242,7 +244,7 @@ def _into(
         raise
     if size > len(raw) - PADDING:
         raise _too_much(len(raw) - PADDING)
-    return bytes(memoryview(raw)[: size + PADDING])
+    return bytes(raw[: size + PADDING])
 
 
 def lz4_bound(stored: memoryview, limit_bytes: int) -> int:

@@ -3,13 +3,14 @@
     key    MessagePack array: version (2), group, topic id, partition
     value  MessagePack array: offset, epoch, metadata, committed_ms, generation, member; null: deleted
 
-The topic is the only source; `CommittedOffsetsView` is a view of it, which reads the new records at each call. Offsets
-committed in a transaction take effect when the transaction is committed. Until then they are pending, and no member
-starts to read their partitions.
+Only the topic stores the offsets. `CommittedOffsetsView` is a view of it in memory, which reads the new records at each
+call. Offsets committed in a transaction take effect when the transaction is committed. Until then they are pending, and
+no member starts to read their partitions.
 
-A committed offset belongs to the topic's id, whatever its name. A topic that is deleted and created again under its
-name has no committed offsets. Keys of version 1 (format 1 of the store) contain the topic's name. They belong to the id
-that the topic of this name got in the upgrade, not to a later topic of the same name.
+A committed offset belongs to a topic's id, so a rename of the topic does not affect it. If a topic is deleted, and a
+topic of the same name is created, the new topic has no committed offsets. Keys of version 1 (format 1 of the store)
+contain the topic's name. They belong to the id that the topic of this name got in the upgrade, not to a later topic of
+the same name.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 METADATA_MAX: Final = 4096
-"""In characters. Kafka's ``offset.metadata.max.bytes`` counts the same, despite its name: UTF-16 code units."""
+"""Longest metadata of a commit, in UTF-16 code units. Despite its name, Kafka's ``offset.metadata.max.bytes`` also
+counts these units."""
 _VERSION: Final = 2
 _VERSION_BY_NAME: Final = 1
 _SETTINGS: Final[dict[str, object]] = {
@@ -85,7 +87,7 @@ def encode(
     for tp, position in positions.items():
         offset, epoch = position if isinstance(position, tuple) else (position, -1)
         if not isinstance(offset, int) or isinstance(offset, bool) or not 0 <= offset < 1 << 63:
-            raise InvalidConfig(f"offset of {tp}", offset, "an offset is a whole number from 0 to 2**63 - 1")
+            raise InvalidConfig(f"offset of {tp}", offset, "a whole number from 0 to 2**63 - 1")
         keys.append(encode_key(group, PartitionId(topic_id_of(tp), tp.partition)))
         values.append(
             msgspec.msgpack.encode(CommittedOffset(offset, epoch, metadata, committed_ms, generation, member))
@@ -183,8 +185,8 @@ class CommittedOffsetsView:
     def _named(self, found: Mapping[PartitionId, _T]) -> dict[TopicPartition, _T]:
         names = self._topics.topic_names({partition.topic_id for partition in found})
         return {
-            TopicPartition(names[partition.topic_id], partition.partition): what
-            for partition, what in found.items()
+            TopicPartition(names[partition.topic_id], partition.partition): found[partition]
+            for partition in found
             if partition.topic_id in names
         }
 
@@ -209,7 +211,7 @@ class CommittedOffsetsView:
         return {partition.topic_id for group in self.groups_with_any_offset() for partition in self.by_topic_id(group)}
 
     def delete_offsets_of_topics(self, topic_ids: Collection[str]) -> None:
-        """Delete the offsets of all groups in deleted topics."""
+        """Delete what all groups have committed in these deleted topics."""
         if not topic_ids:
             return
         for group in self.groups_with_any_offset():
@@ -259,9 +261,9 @@ class CommittedOffsetsView:
         return log
 
     def _catch_up(self) -> None:
-        known = self._log
+        previous = self._log
         log = self._open()
-        if log is not known:
+        if log is not previous:
             self._reset_view()
         if log is None or (self._position and log.log_end_offset == self._position):
             return
@@ -293,22 +295,24 @@ class CommittedOffsetsView:
     def _add_batch(self, batch: RecordBatch) -> None:
         entries = []
         for offset, key, value in zip(batch.offsets.tolist(), batch.keys, batch.values, strict=True):
-            about = decode_key(key, self._topics.store_id)
-            if about is not None:
-                if key != encode_key(*about):
-                    self._track_key_by_name(about, key, value)
+            group_partition = decode_key(key, self._topics.store_id)
+            if group_partition is not None:
+                if key != encode_key(*group_partition):
+                    self._track_key_by_name(group_partition, key, value)
                 committed = None if value is None else _value_decoder.decode(value)
-                entries.append(_StoredOffset(*about, committed, offset))
+                entries.append(_StoredOffset(*group_partition, committed, offset))
         if batch.header.attributes & TRANSACTIONAL:
             self._pending.setdefault(batch.header.producer_id, []).extend(entries)
         else:
             self._apply(entries)
 
-    def _track_key_by_name(self, about: tuple[str, PartitionId], key: bytes | None, value: bytes | None) -> None:
+    def _track_key_by_name(
+        self, group_partition: tuple[str, PartitionId], key: bytes | None, value: bytes | None
+    ) -> None:
         if value is None or key is None:
-            self._keys_by_name.pop(about, None)
+            self._keys_by_name.pop(group_partition, None)
         else:
-            self._keys_by_name[about] = key
+            self._keys_by_name[group_partition] = key
 
     def _apply_marker(self, batch: RecordBatch) -> None:
         marker = decode_marker(batch.header, batch.payload)
@@ -319,9 +323,9 @@ class CommittedOffsetsView:
 
     def _apply(self, entries: list[_StoredOffset]) -> None:
         for entry in entries:
-            of_group = self._groups.setdefault(entry.group, {})
-            known = of_group.get(entry.partition)
+            offsets = self._groups.setdefault(entry.group, {})
+            previous = offsets.get(entry.partition)
             # If several transactions commit an offset of the same partition, the last record in the log counts, not the
             # last decision.
-            if known is None or known.record_offset < entry.record_offset:
-                of_group[entry.partition] = entry
+            if previous is None or previous.record_offset < entry.record_offset:
+                offsets[entry.partition] = entry

@@ -37,7 +37,7 @@ class MemberDescription(msgspec.Struct, frozen=True):
     """None for a client of a server."""
     host: str
     topics: tuple[str, ...]
-    """For clients of a server, topics and partitions are empty if the server cannot decode the client's metadata."""
+    """Subscribed topics. If a client's metadata cannot be decoded by its server, topics and partitions are empty."""
     joined_ms: int | None
     idle_s: float | None
     """Seconds since its last poll; None for a client of a server."""
@@ -107,7 +107,7 @@ class Groups:
 
     @property
     def configs(self) -> GroupConfigs:
-        """Configurations of the groups that servers coordinate."""
+        """Configurations of groups whose members are clients of a server."""
         return self._configs
 
     def server_groups(self, worker: int) -> ServerGroups:
@@ -154,13 +154,13 @@ class Groups:
     ) -> GroupDescription:  # fmt: skip
         """Return members, assignment, committed offsets and lag. An unknown group is "Empty", with no partitions.
 
-        Takes no lock that members wait for, and works in a read-only store. A caller that already knows log end offsets
-        and lost ranges passes ``end_of`` and ``lost_of``. Without ``end_of`` the call opens the partitions. If
-        ``lost_of`` is missing, it opens only those in which the group is before the log end.
+        Takes no lock that members wait for, and works in a read-only store. A caller that already has the log end
+        offsets and lost ranges passes functions that return them: ``end_of`` and ``lost_of``. Without ``end_of`` the
+        call opens all partitions. Without ``lost_of`` it opens those in which the group has not reached the log end.
         """
         for key, function in (("end_of", end_of), ("lost_of", lost_of)):
             if function is not None and (not callable(function) or isinstance(function, type)):
-                raise InvalidConfig(key, function, "a function of a partition, or None")
+                raise InvalidConfig(key, function, "a function that takes a partition, or None")
         extent = _LogExtents(end_of or self._end_of, lost_of or self._lost_of)
         folder = self._folder(group)
         live = folder.live_members()
@@ -313,7 +313,7 @@ class Groups:
         self._topics.check_writable("change consumer groups")
         folder = self._folder(group)
         if not self.exists(group):
-            raise InvalidConfig("group", group, "there is no group of this name with committed offsets or members")
+            raise InvalidConfig("group", group, "no group of this name has committed offsets or members")
         with self._empty(group):
             end_offset = self._delete_locked(folder)
         if end_offset:
@@ -360,7 +360,7 @@ class Groups:
         return True
 
     def _used_ms(self, folder: GroupFolder) -> int:
-        """Return when the group last committed, or a member last joined or left."""
+        """Return the time of the group's last commit, or of the last join or leave of a member."""
         used_ms = max(
             (known.committed_ms for known in self.committed_offsets.by_topic_id(folder.group).values()), default=0
         )

@@ -27,7 +27,7 @@ from segmentlog.topics.topic_registry import Topics
 logger = logging.getLogger("segmentlog")
 
 CONFIGURED_MAX: Final = 10_000
-"""Most groups with a configuration. Every process has all of them in memory."""
+"""How many groups can have a configuration. Every process keeps all configurations in memory."""
 _HASH_BYTES: Final = 17
 
 GroupConfig = Mapping[str, int]
@@ -70,7 +70,7 @@ class GroupConfigs:
             if not wanted:
                 del known[group]
             elif len(known) > CONFIGURED_MAX:
-                raise InvalidConfig("group", group, f"at most {CONFIGURED_MAX} groups with a configuration")
+                raise InvalidConfig("group", group, f"{CONFIGURED_MAX} other groups have a configuration already")
             text = msgspec.json.encode(known) + b"\n"
             replace_file(self._fs, self._path, b"%016x\n" % xxhash.xxh3_64_intdigest(text) + text)
 

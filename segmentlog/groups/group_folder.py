@@ -1,4 +1,4 @@
-"""Files of a group. Their locks coordinate its members, as `group_member` describes."""
+"""Files of a group. The locks of these files coordinate the group's members, as `group_member` describes."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class GroupFolder:
         while True:
             with opened_lockable(self.fs, self.lock_path, os.O_RDWR | os.O_CREAT, self._open_lock) as fd:
                 self.fs.flock(fd, EXCLUSIVE if exclusive else SHARED)
-                if self._create_missing(fd):  # else the group was deleted meanwhile, and the lock file with it
+                if self._create_missing(fd):  # otherwise the group and its lock file were deleted meanwhile
                     yield
                     return
 
@@ -186,8 +186,9 @@ class GroupFolder:
         return {member: state for member, state in found.items() if state is not None}
 
     def evict(self, member: str) -> None:
-        """Evict a member that does not poll: unlink the files of its partitions, then its own. The caller holds the
-        group's lock.
+        """Evict a member that does not poll: unlink the files of its partitions, then the member's own file.
+
+        The caller holds the group's lock.
         """
         # Unlink the member's own file last: if this process dies before that, the next process finds the member and
         # evicts it again.
@@ -204,7 +205,7 @@ class GroupFolder:
     # ------------------------------------------------------------ partitions
 
     def partition_path(self, partition: PartitionId) -> str:
-        """Return the path of the file whose lock is the right to read a partition. A rename of the topic keeps it."""
+        """Return the path of the file whose lock is the right to read a partition. A rename of its topic keeps it."""
         return f"{self.partitions_path}/{partition.topic_id}-{partition.partition}"
 
     def owners(self) -> dict[PartitionId, PartitionOwner]:
@@ -223,7 +224,7 @@ class GroupFolder:
     # ------------------------------------------------------------ groups of a server
 
     def read_saved_group(self) -> SavedGroup | None:
-        """Return what a server has saved of this group; None if there is no such file, or it is damaged."""
+        """Return the state of this group that a server saved; None if there is no such file, or it is damaged."""
         try:
             return read_saved_group(self.fs, self.path)
         except DamagedGroupFile as error:
@@ -259,7 +260,7 @@ class GroupFolder:
                     yield state
 
     def claim_for_library(self, now_ms: int) -> None:
-        """Take the group for members of the library, before the first one joins. The caller holds the lock.
+        """Reserve the group for members of the library, before the first of them joins. The caller holds the lock.
 
         Raises `GroupInUse` if clients of a server hold the group. ``now_ms`` is monotonic.
         """
@@ -320,16 +321,16 @@ class GroupFolder:
         if current and (current.members, current.topics, current.strategy) == (members, counts, strategy):
             return current
         generation = (self._generation_after(current) if current else self.last_generation()) + 1
-        made = Assignment(generation, strategy, counts, members)
-        replace_file(self.fs, self.assignment_path, msgspec.json.encode(made))
-        return made
+        assignment = Assignment(generation, strategy, counts, members)
+        replace_file(self.fs, self.assignment_path, msgspec.json.encode(assignment))
+        return assignment
 
     def _generation_after(self, current: Assignment) -> int:
         saved = self.read_saved_group()
         return max(current.generation, saved.generation) if saved is not None else current.generation
 
     def last_generation(self) -> int:
-        """Return the highest generation that the files of a group mention. Used if the group's assignment is lost."""
+        """Return the highest generation in any file of the group, for a group whose assignment was lost."""
         committed = [position.generation for position in self._committed_offsets.by_topic_id(self.group).values()]
         saved, assignment = self.read_saved_group(), self.read_assignment()
         files = [found.generation for found in (saved, assignment) if found is not None]
@@ -361,5 +362,5 @@ def is_pattern(name: str) -> bool:
 
 
 def encode_heartbeat(now_ms: int) -> bytes:
-    """Return the time of a member's last poll as the digits with which the member's file begins."""
+    """Return the first digits of a member's file: the time of the member's last poll."""
     return b"%0*d" % (_HEARTBEAT_DIGITS, now_ms)

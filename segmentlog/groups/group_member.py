@@ -1,23 +1,24 @@
 """Consumer groups without a server: file locks coordinate the members.
 
     @groups/<group>/             the quoted name of the group, see `folder_name_of`
-      lock                       flock EX to change the files below, SH to commit or to acquire a partition;
-                                 contains the group's name
+      lock                       flock EX (exclusive) to change the files below, SH (shared) to commit or to acquire a
+                                 partition; contains the group's name
       members/<member id>        flock EX by the member for its life; 20 digits: time of its last poll
                                  (monotonic ms), a newline, then JSON: `MemberInfo`
       assignment                 JSON: `Assignment`; replaced as a whole, with the next generation
       partitions/<topic id>-<n>  flock EX by the member that reads the partition; JSON: `PartitionOwner`
       remote                     state of a group of clients of a server, see `groups.server_group_file`
 
-A member is live while the lock of its file is taken. A member that finds another one dead, or without a poll for its
-max_poll_interval_ms, writes the next assignment. The lock of a partition's file is the right to read the partition: it
-passes to the new owner when the old owner releases it, or dies. An owner that no longer polls (stopped or stuck) is
-*evicted*: its partition files are unlinked, so its locks are on files that have no name. Its later commits are refused.
+A member is live while it holds the lock of its file. If a member finds that another member is dead, or has not polled
+for its max_poll_interval_ms, it writes the next assignment. The lock of a partition's file is the right to read the
+partition. The new owner gets the lock when the old owner releases it, or dies. An owner that no longer polls (stopped
+or stuck) is *evicted*: another member unlinks its partition files, so that it holds only locks of files without a name.
+Its later commits are rejected.
 
-Join, leave and evict hold `lock` EX. Acquire and commit hold it SH. So each commit is either before an eviction, or
-refused. A process that dies between two steps leaves files without locks, which block no other process. A process that
-is *stopped* while it holds `lock` (some 50 us in a commit, an fsync in a join) blocks joining and leaving until it
-resumes. If its lock could be taken away, it could commit after its eviction.
+Joining, leaving and evicting hold `lock` EX. Acquiring and committing hold it SH. So each commit is either before an
+eviction, or rejected. A process that dies between two steps leaves files without locks, which block no other process. A
+process that is *stopped* while it holds `lock` (some 50 us in a commit, an fsync in a join) blocks joining and leaving
+until it resumes. If other processes could break its lock, it could commit after its eviction.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ _CHECK_MS: Final = 250
 """How often a member checks whether the others are alive; less often in groups with many members."""
 _CHECK_MEMBERS: Final = 16
 _SUSPECT_MS: Final = 60
-"""How long to look for a dead member after a member's file was closed. The kernel closes the files of a dying process,
-which wakes the other members, a moment before it frees the locks.
+"""How long to check for a dead member after a member's file was closed. When a process dies, the kernel first closes
+its files, which wakes the other members, and frees the locks a moment later.
 """
 _TOPICS_MS: Final = 1000
 _RETRY_MS: Final = 10
@@ -85,7 +86,7 @@ class GroupMember:
     ) -> None:
         self._pid, self._fd, self._lock_fd = os.getpid(), -1, -1
         self.owned: dict[TopicPartition, int] = {}
-        """Descriptors of the partition files that it has locked."""
+        """Descriptors of the partition files that the member has locked."""
         self.topic_ids: dict[TopicPartition, str] = {}
         """Ids of the topics of these partitions, as of the time when they were acquired."""
         if strategy not in STRATEGIES:
@@ -175,7 +176,7 @@ class GroupMember:
         return self._fd < 0 and not any(fd >= 0 for fd in self.owned.copy().values())
 
     def end_membership(self) -> None:
-        """Close the files of a membership that other members have ended."""
+        """Close this member's files, after other members have evicted it."""
         self.release(list(self.owned.copy()))
         self._close_files()
         self.assigned = set()
@@ -212,8 +213,8 @@ class GroupMember:
     def poll(self, *, ended: bool = False) -> bool:
         """Send a heartbeat. Return True if there is work: the caller must call `refresh`, then `acquire`.
 
-        ``ended``: the caller has seen that another member's file was closed or removed, so a member may have died. The
-        call costs one stat if nothing has changed.
+        ``ended``: another member's file was closed or removed, so that member may have died. The call costs one stat if
+        nothing has changed.
         """
         self.check_process()
         if self._fd < 0:
@@ -246,7 +247,7 @@ class GroupMember:
         return min(_CHECK_MS, 2 * max(self._heartbeat_interval_ms, 1)) / 1000
 
     def _check_group(self, now_ms: int) -> None:
-        """Write a new assignment if other members died or stopped polling, or topics have changed."""
+        """Write a new assignment if other members have died or stopped polling, or if topics have changed."""
         others = [member for member in self.folder.member_ids() if member != self.id]
         self._check_at_ms = now_ms + _CHECK_MS * max(1, len(others) // _CHECK_MEMBERS)
         changed = not self._is_member()
@@ -280,7 +281,7 @@ class GroupMember:
                 return True, []
             if assignment is not None and self.id in assignment.members:
                 break
-            with self.folder.locked():  # the assignment is lost, or its writer thought that this member was dead
+            with self.folder.locked():  # the assignment is lost, or its writer took this member for dead
                 if self._is_member():
                     self.folder.rebalance(self._monotonic_ms())
         if assignment is None or self.id not in assignment.members:
@@ -296,7 +297,7 @@ class GroupMember:
         missing = sorted(tp for tp in self.assigned if self.owned.get(tp, -1) < 0)
         if not missing:
             return []
-        taken: list[TopicPartition] = []
+        acquired: list[TopicPartition] = []
         with self.folder.locked(exclusive=False):  # prevents evictions
             if self.folder.assignment_version() != self._seen or not self._is_member():
                 return []
@@ -320,11 +321,11 @@ class GroupMember:
                 finally:
                     for fd in fds:
                         close_lockable(self._fs, fd)
-                taken.append(tp)
-        return taken
+                acquired.append(tp)
+        return acquired
 
     def release(self, partitions: Iterable[TopicPartition]) -> None:
-        """Release partitions, so that other members may read them."""
+        """Unlock partitions, so that other members may read them."""
         for tp in partitions:
             fd = self.owned.get(tp, -1)
             if fd >= 0:

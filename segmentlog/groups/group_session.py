@@ -1,4 +1,4 @@
-"""A consumer's membership in its group: polls, takes over and releases partitions, commits offsets."""
+"""A consumer's membership in its group: polls, acquires and releases partitions, commits offsets."""
 
 from __future__ import annotations
 
@@ -47,12 +47,13 @@ class PartitionReader(Protocol):
         """Forget these partitions and their positions."""
 
     def take_deleted(self) -> list[TopicPartition]:
-        """Return partitions whose topics were deleted or renamed, each once."""
+        """Return partitions whose topics were deleted or renamed since the last call."""
 
-    def positions_to_commit(self, *, settled: bool) -> dict[TopicPartition, tuple[int, int]]:
-        """Return (offset to commit, its epoch) of each partition.
+    def positions_to_commit(self, *, is_processing: bool) -> dict[TopicPartition, tuple[int, int]]:
+        """Return the offset to commit and its epoch, for each partition.
 
-        ``settled``: the offset is before the record that the application is processing.
+        ``is_processing``: the application is still processing the last returned record or batch, so the offset is
+        before it.
         """
 
     def epoch_at(self, tp: TopicPartition, offset: int) -> int:
@@ -60,7 +61,7 @@ class PartitionReader(Protocol):
 
 
 _SOON_S = 0.01
-"""Interval in which `commit_soon` writes: a later commit overwrites an earlier one."""
+"""Interval between two writes of `commit_soon`. Only the last commit of an interval is written."""
 
 
 def _is_offset(offset: object) -> bool:
@@ -96,15 +97,15 @@ class GroupSession:
         self._on_assigned, self._on_revoked, self._on_lost = on_assigned, on_revoked, on_lost
         self._mutex = fork_safety.reentrant_lock(self, "_mutex")
         self._waiting: set[TopicPartition] = set()
-        """Locked, but not read yet: a transaction that commits their offset is open."""
+        """Partitions that are locked, but not read yet: an open transaction commits their offset."""
         self._is_acquiring = False
-        """Whether partitions are being locked. If that was interrupted, ``_waiting`` may lack some of them."""
+        """Whether partitions are being locked. After an interrupt, ``_waiting`` may lack some of them."""
         self._committed_by_self: dict[TopicPartition, int] = {}
         self._pending_check_s = 0.0
-        self._soon: dict[TopicPartition, tuple[int, int]] = {}
+        self._deferred: dict[TopicPartition, tuple[int, int]] = {}
         """Offsets of `commit_soon` that are not written yet."""
-        self._soon_metadata = ""
-        self._soon_due_s = 0.0
+        self._deferred_metadata = ""
+        self._deferred_due_s = 0.0
         member.join()
         self._joined_counts = self._topics_now()
         """Partition counts at the join, by topic id. Partitions beyond these are new."""
@@ -119,11 +120,11 @@ class GroupSession:
 
     # ------------------------------------------------------------ polling
 
-    def poll(self, *, ended: bool = False, settled: bool = False) -> None:
+    def poll(self, *, ended: bool = False, is_processing: bool = False) -> None:
         """Send a heartbeat, react to a new assignment, and commit if auto-commit is due.
 
-        Records that were returned before this call count as processed. With ``settled`` the last returned record does
-        not: the application is still processing it.
+        All records that were returned before this call count as processed. With ``is_processing`` the application is
+        still processing the last returned record or batch, which does not count then.
         """
         self.member.check_process()
         with self._mutex:
@@ -132,13 +133,13 @@ class GroupSession:
                 self._record_acquired()
             if self._auto_commit and time.monotonic() >= self._commit_due_s:
                 self._commit_due_s = time.monotonic() + self._interval_s
-                self._commit_quietly(self._processed(settled=settled))
+                self._commit_quietly(self._processed(is_processing=is_processing))
             if gone := self._reader.take_deleted():
-                self._release_deleted(gone, settled=settled)
+                self._release_deleted(gone, is_processing=is_processing)
             if self.member.poll(ended=ended):
-                self._rebalance(settled=settled)
+                self._rebalance(is_processing=is_processing)
             if self._waiting and time.monotonic() >= self._pending_check_s:
-                self._start_waiting()
+                self._start_reading()
 
     @property
     def is_settled(self) -> bool:
@@ -150,22 +151,22 @@ class GroupSession:
         """Return how long the consumer may sleep before the next poll, in seconds."""
         return min(self.member.wait_s, _PENDING_S) if self._waiting else self.member.wait_s
 
-    def _rebalance(self, *, settled: bool) -> None:
+    def _rebalance(self, *, is_processing: bool) -> None:
         member = self.member
-        lost, revoked = member.refresh()
-        if lost:
+        is_evicted, revoked = member.refresh()
+        if is_evicted:
             self._rejoin_after_eviction()
-            lost, revoked = member.refresh()
-            if lost:
+            is_evicted, revoked = member.refresh()
+            if is_evicted:
                 return  # evicted again: the next poll handles it
         if revoked:
-            self._revoke(revoked, settled=settled)
+            self._revoke(revoked, is_processing=is_processing)
         self._is_acquiring = True
-        taken = member.acquire()
-        self._reader.drop(taken)  # an interrupted release may have left them in the reader
+        acquired = member.acquire()
+        self._reader.drop(acquired)  # an interrupted release may have left them in the reader
         self._record_acquired()
-        if taken:
-            self._start_waiting()
+        if acquired:
+            self._start_reading()
 
     def _record_acquired(self) -> None:
         self._waiting.update([tp for tp, fd in self.member.owned.items() if fd >= 0 and not self._reader.reads(tp)])
@@ -173,39 +174,38 @@ class GroupSession:
 
     def _rejoin_after_eviction(self) -> None:
         """Drop all partitions after other members have evicted this one, and join again."""
-        listed = sorted(self.member.owned.keys() - self._waiting)
+        reading = sorted(self.member.owned.keys() - self._waiting)
         logger.warning("group %s: member %s was evicted by other members; it joins again", self.group, self.member.id)
-        self._reader.drop(listed)
+        self._reader.drop(reading)
         self._waiting.clear()
         self._committed_by_self.clear()
-        self._soon.clear()
+        self._deferred.clear()
         self.member.end_membership()
         try:
             listener = self._on_lost or self._on_revoked
-            if listed and listener is not None:
-                listener(listed)
+            if reading and listener is not None:
+                listener(reading)
         finally:
             self.member.join()
 
-    def _revoke(self, partitions: list[TopicPartition], *, settled: bool) -> None:
-        listed = [tp for tp in partitions if tp not in self._waiting]
-        positions = self._processed(settled=settled)  # before `stop`, which hides the record being processed
-        self._reader.stop(listed)
+    def _revoke(self, partitions: list[TopicPartition], *, is_processing: bool) -> None:
+        reading = [tp for tp in partitions if tp not in self._waiting]
+        # Before `stop`, which hides the record being processed.
+        positions = self._processed(is_processing=is_processing)
+        self._reader.stop(reading)
         try:
             if self._auto_commit:
-                self._commit_quietly({tp: positions[tp] for tp in listed if tp in positions})
-            if listed and self._on_revoked is not None:
-                self._on_revoked(listed)
+                self._commit_quietly({tp: positions[tp] for tp in reading if tp in positions})
+            if reading and self._on_revoked is not None:
+                self._on_revoked(reading)
         finally:
             self._flush_quietly()
             self._release(partitions)
 
-    def _release_deleted(self, partitions: Iterable[TopicPartition], *, settled: bool) -> None:
-        """Release partitions of deleted or renamed topics. The assignment may contain the same names, for new topics of
-        these names.
-        """
+    def _release_deleted(self, partitions: Iterable[TopicPartition], *, is_processing: bool) -> None:
+        """Release partitions of deleted or renamed topics, even if the assignment has new topics of the same names."""
         if revoked := [tp for tp in partitions if tp in self.member.owned]:
-            self._revoke(revoked, settled=settled)
+            self._revoke(revoked, is_processing=is_processing)
 
     def _release(self, partitions: Iterable[TopicPartition]) -> None:
         partitions = list(partitions)
@@ -215,8 +215,8 @@ class GroupSession:
             self._committed_by_self.pop(tp, None)
         self._reader.drop(partitions)
 
-    def _start_waiting(self) -> None:
-        """Start to read locked partitions, except those whose offset a transaction has yet to commit."""
+    def _start_reading(self) -> None:
+        """Start to read locked partitions, except those whose offset an open transaction commits."""
         self._pending_check_s = time.monotonic() + _PENDING_S
         # Leave out partitions whose release was interrupted: their locks are no longer held.
         self._waiting.intersection_update([tp for tp, fd in self.member.owned.items() if fd >= 0])
@@ -226,11 +226,11 @@ class GroupSession:
             self._finish_transactions()
             pending = self._committed_offsets.pending_by_topic_id(self.group)
         positions = self._committed_offsets.by_topic_id(self.group)
-        begun = [tp for tp in held if self._reader.reads(tp)]  # an interrupted call has started to read them
-        self._waiting.difference_update(begun)
+        started = [tp for tp in held if self._reader.reads(tp)]  # an interrupted call has started to read them
+        self._waiting.difference_update(started)
         try:
             for tp, partition in sorted(held.items()):
-                if partition in pending or tp in begun:
+                if partition in pending or tp in started:
                     continue
                 known = positions.get(partition)
                 try:
@@ -243,67 +243,66 @@ class GroupSession:
                 self._waiting.discard(tp)
                 if known is not None:
                     self._committed_by_self[tp] = known.offset
-                begun.append(tp)
+                started.append(tp)
         finally:  # if one partition fails, those before it are being read
-            if begun and self._on_assigned is not None:
-                self._on_assigned(begun)
+            if started and self._on_assigned is not None:
+                self._on_assigned(started)
 
     # ------------------------------------------------------------ committing
 
     def commit(
         self, positions: Mapping[Any, int] | None, *, metadata: str, sync: bool
     ) -> dict[TopicPartition, tuple[int, int]]:
-        """Commit offsets, by default those after the returned records. Return them with their epochs."""
+        """Commit offsets, by default those after the last returned records. Return the offsets with their epochs."""
         self.member.check_process()
         self._committed_offsets.open_or_create_log()  # without the mutex: creating the topic syncs
         with self._mutex:
-            self._flush_soon()
-            named = self.with_epochs(positions)
-            end_offset = self._append(named, metadata)
+            self._flush_deferred()
+            offsets = self.with_epochs(positions)
+            end_offset = self._append(offsets, metadata)
         if sync and end_offset:
             # Sync without the group's lock: no process may hold that lock for as long as an fsync takes.
             self._committed_offsets.sync(end_offset)
-        return named
+        return offsets
 
-    def _append(self, named: Mapping[TopicPartition, tuple[int, int]], metadata: str) -> int:
+    def _append(self, offsets: Mapping[TopicPartition, tuple[int, int]], metadata: str) -> int:
         """Append offsets to ``__consumer_offsets``. Return the offset after the appended records."""
-        if not named:
+        if not offsets:
             return 0
-        keys, values = self._encode(named, metadata)
-        with self.member.committing(named):
+        keys, values = self._encode(offsets, metadata)
+        with self.member.committing(offsets):
             end_offset = self._committed_offsets.append(keys, values)
-        self._committed_by_self.update({tp: offset for tp, (offset, _) in named.items()})
+        self._committed_by_self.update({tp: offset for tp, (offset, _) in offsets.items()})
         return end_offset
 
     def commit_soon(self, positions: Mapping[Any, int] | None, *, metadata: str) -> None:
-        """Commit within `_SOON_S` seconds, or at the next call of this session if that is later. The last of several
-        commits counts.
+        """Commit within `_SOON_S` seconds, or at the next call of this session if that is later.
+
+        If the offset of a partition is committed again before that, only the last offset is written.
         """
         self.member.check_process()
         with self._mutex:
-            named = self.with_epochs(positions)
-            if metadata != self._soon_metadata or not all(_is_offset(offset) for offset, _ in named.values()):
-                self._flush_soon()
-                self._encode(named, metadata)  # raises for invalid offsets and metadata
-                self._soon_metadata = metadata
-            self._soon.update(named)
-            if time.monotonic() >= self._soon_due_s:
-                self._flush_soon()
+            offsets = self.with_epochs(positions)
+            if metadata != self._deferred_metadata or not all(_is_offset(offset) for offset, _ in offsets.values()):
+                self._flush_deferred()
+                self._encode(offsets, metadata)  # raises for invalid offsets and metadata
+                self._deferred_metadata = metadata
+            self._deferred.update(offsets)
+            if time.monotonic() >= self._deferred_due_s:
+                self._flush_deferred()
 
-    def _flush_soon(self) -> None:
-        if not self._soon:
+    def _flush_deferred(self) -> None:
+        if not self._deferred:
             return
-        named, self._soon = self._soon, {}
+        offsets, self._deferred = self._deferred, {}
         self._committed_offsets.open_or_create_log()
-        self._append(named, self._soon_metadata)
-        self._soon_due_s = time.monotonic() + _SOON_S
+        self._append(offsets, self._deferred_metadata)
+        self._deferred_due_s = time.monotonic() + _SOON_S
 
     def _flush_quietly(self) -> None:
-        """Write the offsets of `commit_soon`. If this member was fenced, log a warning: another member reads the
-        records again.
-        """
+        """Write the offsets of `commit_soon`. If this member was fenced, log a warning instead of raising an error."""
         try:
-            self._flush_soon()
+            self._flush_deferred()
         except ConsumerFenced as error:
             logger.warning("%s", error)
 
@@ -315,29 +314,29 @@ class GroupSession:
         self.member.check_process()
         self._committed_offsets.open_or_create_log()  # without the mutex, as in `commit`
         with self._mutex:
-            self._flush_soon()
-            named = self.with_epochs(positions)
-            encoded = self._encode(named, metadata)
-            with self.member.committing(named):
+            self._flush_deferred()
+            offsets = self.with_epochs(positions)
+            encoded = self._encode(offsets, metadata)
+            with self.member.committing(offsets):
                 # Recorded before the outcome is known: auto-commit must not overwrite what a transaction has committed.
-                self._committed_by_self.update({tp: offset for tp, (offset, _) in named.items()})
+                self._committed_by_self.update({tp: offset for tp, (offset, _) in offsets.items()})
                 yield encoded
 
-    def _encode(self, named: Mapping[TopicPartition, tuple[int, int]], metadata: str) -> Encoded:
+    def _encode(self, offsets: Mapping[TopicPartition, tuple[int, int]], metadata: str) -> Encoded:
         return encode(
-            self.group, named, self._topic_id_of, metadata=metadata, committed_ms=self.member.now_ms(),
+            self.group, offsets, self._topic_id_of, metadata=metadata, committed_ms=self.member.now_ms(),
             generation=self.member.generation, member=self.member.id,
         )  # fmt: skip
 
     def _topic_id_of(self, tp: TopicPartition) -> str:
-        """Return the id of the topic that this member reads under a name. Another topic may have the name now."""
+        """Return the id of the topic that this member reads, even if another topic has its name now."""
         topic_id = self.member.topic_ids.get(tp)
         return self._topics.topic(tp.topic).id if topic_id is None else topic_id
 
     def with_epochs(self, positions: Mapping[Any, int] | None) -> dict[TopicPartition, tuple[int, int]]:
-        """Return offsets with their epochs. Raises `UnknownTopic` for a partition that does not exist."""
+        """Return the offsets to commit with their epochs. Raises `UnknownTopic` for a partition that does not exist."""
         if positions is None:
-            return self._reader.positions_to_commit(settled=False)
+            return self._reader.positions_to_commit(is_processing=False)
         found: dict[TopicPartition, tuple[int, int]] = {}
         for tp, offset in as_positions("positions", positions).items():
             if tp not in self.member.owned:
@@ -356,23 +355,24 @@ class GroupSession:
             except ConsumerFenced as error:
                 logger.warning("%s", error)
 
-    def _processed(self, *, settled: bool) -> dict[TopicPartition, tuple[int, int]]:
-        """Return the offsets that auto-commit may commit. ``settled``: they exclude the record that is being processed.
+    def _processed(self, *, is_processing: bool) -> dict[TopicPartition, tuple[int, int]]:
+        """Return the offsets that auto-commit may commit. ``is_processing``: see `poll`.
 
-        If the application has committed the offset after that record itself, auto-commit does not move the offset back.
+        The application may itself have committed the offset after the record that it is processing. Then auto-commit
+        does not move the offset back.
         """
-        current = self._reader.positions_to_commit(settled=False)
-        if not settled:
+        current = self._reader.positions_to_commit(is_processing=False)
+        if not is_processing:
             return current
         return {
             tp: position
-            for tp, position in self._reader.positions_to_commit(settled=True).items()
+            for tp, position in self._reader.positions_to_commit(is_processing=True).items()
             if not position[0] < self._last_committed(tp) <= current[tp][0]
         }
 
     def _last_committed(self, tp: TopicPartition) -> int:
         """Return the offset that this member committed last, or is about to commit; -1 if there is none."""
-        soon = self._soon.get(tp)
+        soon = self._deferred.get(tp)
         return self._committed_by_self.get(tp, -1) if soon is None else soon[0]
 
     def committed(self, tp: TopicPartition) -> CommittedOffset | None:
@@ -393,15 +393,15 @@ class GroupSession:
             if self._is_acquiring:
                 self._record_acquired()
             owned = list(self.member.owned)
-            listed = sorted(set(owned) - self._waiting)
+            reading = sorted(set(owned) - self._waiting)
             try:
                 # Before `stop`, which hides the record being processed.
-                processed = self._processed(settled=True)
-                self._reader.stop(listed)
+                processed = self._processed(is_processing=True)
+                self._reader.stop(reading)
                 if self._auto_commit:
                     self._commit_quietly(processed)
-                if listed and self._on_revoked is not None:
-                    self._on_revoked(listed)
+                if reading and self._on_revoked is not None:
+                    self._on_revoked(reading)
             finally:
                 try:
                     self._flush_quietly()

@@ -7,10 +7,10 @@
 The file is replaced durably before the server answers a client. After a crash, a worker continues from it with the same
 generation and the same members, and no member has to join again.
 
-All members of a group are of one kind: members of the library, or clients of a server. Clients *hold* a group if its
-file says so, and one of these is true:
+All members of a group are of one kind: members of the library, or clients of a server. Clients *hold* a group if
+`SavedGroup.held` is true in its file, and one of these is true:
 
-- The lock of the worker that wrote the file is taken.
+- The worker that wrote the file still holds its lock.
 - The worker's last heartbeat is at most as old as the longest session time-out of a member.
 
 So no member of the library can join while a server restarts. If the server does not return, the group is blocked only
@@ -64,7 +64,7 @@ class SavedConsumerState(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class SavedMember(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A member of a server's group, in the saved generation."""
+    """A member of a server's group, with its assignment in the generation that was saved."""
 
     id: str
     instance_id: str | None = None
@@ -84,10 +84,10 @@ class SavedMember(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class SavedGroup(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A group at the last time when the server answered one of its members."""
+    """State of a group when the server last answered a member of it."""
 
     held: bool = False
-    """Whether it has members, or clients that are joining."""
+    """Whether the group has members, or clients that are joining."""
     state: str = "Empty"
     """"PreparingRebalance" (members must join again), "CompletingRebalance" (not assigned yet), "Reconciling"
     (partitions move between members) or "Stable"."""
@@ -105,7 +105,7 @@ class SavedGroup(msgspec.Struct, frozen=True, omit_defaults=True):
     worker: int = 0
     """Number of the worker whose lock or heartbeat shows that clients still hold the group."""
     alive_ms: int = 0
-    """When this was written, on the monotonic clock of the boot ``boot_id``."""
+    """Time when this state was written, on the monotonic clock of the boot ``boot_id``."""
     boot_id: str = ""
 
     @property
@@ -133,7 +133,7 @@ class WorkerLiveness(msgspec.Struct, frozen=True):
 
 
 class DamagedGroupFile(ValueError):
-    """The file of a group does not contain what was written to it."""
+    """The file of a group is damaged: its checksum is wrong, or its contents cannot be decoded."""
 
 
 _decoder = msgspec.json.Decoder(SavedGroup)
@@ -171,7 +171,7 @@ def write_saved_group(fs: FileSystem, group_path: str, group: SavedGroup) -> Non
 
 
 def worker_path(groups_path: str, number: int) -> str:
-    """Return the path of the file that a worker locks. No group's folder has such a name, as "@" is quoted there."""
+    """Return the path of the file that a worker locks. No group's folder has this name: "@" would be quoted."""
     return f"{groups_path}/{WORKER_PREFIX}{number}"
 
 
@@ -195,17 +195,16 @@ def read_worker_state(fs: FileSystem, path: str) -> WorkerLiveness | None:
 
 
 def silence_ms(group: SavedGroup, worker: WorkerLiveness | None, boot_id: str, now_ms: int) -> int:
-    """Return for how long, at least, the group's worker has sent no heartbeat. ``now_ms``: monotonic, since boot."""
+    """Return a lower bound of the time since the last heartbeat of the group's worker. ``now_ms`` is monotonic."""
     seen = [group.alive_ms] if group.boot_id == boot_id else []
     if worker is not None and worker.worker.boot_id == boot_id:
         seen.append(worker.alive_ms)
-    # The last heartbeat was before this boot. So the silence is at least the uptime; no clock shows how long the
-    # machine was off.
+    # Without a heartbeat in this boot, the silence is at least the uptime. No clock shows how long the machine was off.
     return now_ms - max(seen, default=0)
 
 
 def is_held(group: SavedGroup, worker: WorkerLiveness | None, boot_id: str, now_ms: int) -> bool:
-    """Return whether clients hold the group, by the rule at the top of this file."""
+    """Return whether clients hold the group, by the rule in the docstring of this module."""
     if not group.held:
         return False
     if worker is not None and worker.is_alive:

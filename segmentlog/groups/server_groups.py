@@ -72,7 +72,7 @@ class ServerGroups:
         self._mutex = fork_safety.lock(self, "_mutex", "_discard_parent_state")
 
     def _discard_parent_state(self) -> None:
-        """Drop the lock in a forked child: the groups belong to the parent."""
+        """Forget the lock in a forked child: the groups belong to the parent."""
         self._fd = -1
 
     # ------------------------------------------------------------ the worker's lock
@@ -101,7 +101,7 @@ class ServerGroups:
             return True
 
     def write_heartbeat(self) -> None:
-        """Write the current time into the worker's file: it shows other processes that the worker is alive."""
+        """Write the current time into the worker's file, to show other processes that the worker is alive."""
         with self._mutex:
             if self._fd >= 0:
                 self._fs.pwritev(self._fd, [encode_heartbeat(self._clock.monotonic_ms())], 0)
@@ -126,7 +126,7 @@ class ServerGroups:
         return GroupFolder(self._topics, self._committed_offsets, group)
 
     def held_groups(self) -> list[str]:
-        """Return the names of the groups whose files say that clients hold them."""
+        """Return the names of the groups that clients hold according to the groups' files."""
         found = []
         with contextlib.suppress(FileNotFoundError):
             for name in self._fs.listdir(self._path):
@@ -137,10 +137,10 @@ class ServerGroups:
         return found
 
     def load(self, group: str) -> SavedGroup:
-        """Return the group as it was saved last. If its file is damaged, return an empty group with a new generation.
+        """Return the last saved state of a group. If its file is damaged, return an empty group with a new generation.
 
-        If another worker has saved the group, because the server had another number of workers, save it again under
-        this worker.
+        If the server had another number of workers before, another worker may have saved the group. Then save the group
+        again under this worker.
         """
         folder = self._folder(group)
         try:
@@ -168,7 +168,7 @@ class ServerGroups:
         return SavedGroup() if saved is None else saved
 
     def claim(self, group: str, saved: SavedGroup) -> int:
-        """Hold a group without members, so that clients may join it. Return its last generation.
+        """Reserve a group without members for clients, which may then join it. Return its last generation.
 
         Raises `GroupInUse` if members of the library are alive.
         """
@@ -189,7 +189,7 @@ class ServerGroups:
             return generation
 
     def save(self, group: str, saved: SavedGroup) -> None:
-        """Save a group durably, before its members are answered.
+        """Save a group durably. The worker must call this before it answers the group's members.
 
         Raises DiskFull, OSError, `DiskFailed`: then call `load` to learn what the file contains.
         """
@@ -208,23 +208,22 @@ class ServerGroups:
         member: str,
         stamp: ProducerStamp | None = None,
     ) -> tuple[Partition, int, int]:
-        """Append offsets of a group that the caller holds. Return the log, the first offset, and the offset after the
-        last.
+        """Append offsets of a group that the caller holds. Return the log, and the range of the new records in it.
 
-        The caller must sync them. With a ``stamp`` they are part of its transaction. Raises `InvalidConfig` for an
-        invalid offset.
+        The range is the first record's offset, and the offset after the last record. The caller must sync the range.
+        With a ``stamp`` the records are part of its transaction. Raises `InvalidConfig` for an invalid offset.
         """
         keys: list[bytes | None] = []
         values: list[bytes | None] = []
         now_ms = self._clock.now_ms()
         for position in positions:
-            some = encode(
+            encoded = encode(
                 group, {TopicPartition(position.topic, position.partition): (position.offset, position.epoch)},
                 _constant(position.topic_id), metadata=position.metadata, committed_ms=now_ms,
                 generation=generation, member=member,
             )  # fmt: skip
-            keys += some[0]
-            values += some[1]
+            keys += encoded[0]
+            values += encoded[1]
         log = self._committed_offsets.open_or_create_log()
         end_offset = self._committed_offsets.append(keys, values, stamp)
         return log, end_offset - len(keys), end_offset
@@ -232,15 +231,14 @@ class ServerGroups:
     def commit_without_members(
         self, group: str, positions: Sequence[OffsetCommit], stamp: ProducerStamp | None = None
     ) -> tuple[Partition, int, int]:
-        """Append offsets of a client outside the group, if members of the library do not use the group. Return what
-        `commit_offsets` returns.
+        """Append offsets that a client commits without being a member. Return the result of `commit_offsets`.
 
         Raises `GroupInUse` if the group has members of the library.
         """
         folder = self._folder(group)
         with folder.locked(exclusive=False):
             if live := folder.live_members():
-                raise GroupInUse(group, len(live), f"{len(live)} members of the library")
+                raise GroupInUse(group, len(live), f"{len(live)} member{'s' if len(live) > 1 else ''} of the library")
             return self.commit_offsets(group, positions, -1, "", stamp)
 
 

@@ -30,12 +30,12 @@ class Accounts:
     def __init__(self, users: Users, at_a_time: int = 2) -> None:
         self._users = users
         self._threads = ThreadPoolExecutor(at_a_time, "segmentlog-log-in")
-        """A pool of its own: slow requests in other threads must not delay log-ins."""
+        """A separate pool, so that slow requests in other threads do not delay log-ins."""
         self._secret = os.urandom(32)
         self._cached: dict[bytes, tuple[Principal, object, float]] = {}
 
     def cached_principal(self, header: str) -> Principal | None:
-        """Return the principal of a recently verified ``Authorization`` header; None if it must be verified."""
+        """Return the principal of an ``Authorization`` header from the cache; None if the header must be verified."""
         found = self._cached.get(self._hash(header))
         if found is None:
             return None

@@ -1,8 +1,8 @@
 """Limits the connections of an HTTP server, and chooses which connection is closed when there are too many.
 
-unadmitted  Before the server accepts its first request: in the TLS handshake, silent, or after a refused request. These
-            connections may use every slot that admitted ones leave free, and at least a quarter of all. Beyond the
-            limit, the oldest unadmitted connection of the address with most of them is closed.
+unadmitted  The server has not accepted a request of the connection yet: it is in the TLS handshake, silent, or had its
+            request refused. Unadmitted connections may use every slot that admitted connections leave free, and at
+            least a quarter of all slots. Beyond that, the address with most unadmitted connections loses its oldest.
 admitted    The server has accepted a request. At the limit, an idle connection (between two requests) is closed. If all
             are busy, or one address has three quarters of them, the next request gets 503. A connection whose client
             still receives its last response is busy.

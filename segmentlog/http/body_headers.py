@@ -1,4 +1,4 @@
-"""Headers that describe a request's body: each is applied or refused, for every path, before the body is read.
+"""Headers that describe a request's body. For every path, each of them is applied or refused before the body is read.
 
 Content-Encoding            gzip, zstd and deflate are decompressed; others are refused (415)
 Content-Type                the charset must be UTF-8 or ASCII (415)
@@ -8,7 +8,8 @@ Content-Range               a partial body is refused (400)
 Content-Transfer-Encoding   a mail header; only identity encodings are accepted (415)
 Expect                      100-continue; others are refused (417)
 
-A header that must occur once and occurs twice is refused (400): the check and the handler could read different values.
+If a header occurs twice that must occur once, the request is refused (400): the check and the handler could read
+different values.
 """
 
 from __future__ import annotations

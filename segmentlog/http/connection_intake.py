@@ -1,7 +1,7 @@
-"""A connection before its first request: count it before any byte is read, then run the TLS handshake.
+"""Count a new connection before any byte of it is read, then run its TLS handshake.
 
-If asyncio runs the handshake itself, it reports a connection only afterwards. Connections that never complete a
-handshake would then be unlimited.
+If asyncio ran the handshake itself, it would report a connection only afterwards. Then the number of connections that
+never complete a handshake would not be limited.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SHUTDOWN_S: Final = 5.0
 
 
 class ConnectionIntake(asyncio.Protocol):
-    """Protocol of a newly accepted connection. Hands the transport over to an `HttpConnection`."""
+    """Protocol of a new connection. After the TLS handshake, an `HttpConnection` takes over the transport."""
 
     def __init__(
         self, admission: Admission, tls: ServerTls | None, refusals: TlsRefusals, handshake_s: float,
@@ -62,7 +62,7 @@ class ConnectionIntake(asyncio.Protocol):
                 transport, self, tls.context(), server_side=True,
                 ssl_handshake_timeout=self._handshake_s, ssl_shutdown_timeout=_SHUTDOWN_S,
             )  # fmt: skip
-            if encrypted is not None and not self._is_lost:  # else the client disconnected
+            if encrypted is not None and not self._is_lost:  # otherwise the client has disconnected
                 self._hand_over(encrypted, slot)
                 return
         except (OSError, ValueError) as error:  # OSError from TLS, ValueError for a certificate without a name

@@ -91,7 +91,7 @@ class _ZlibReceive:
         except zlib.error as error:
             raise _malformed(self._coding, error) from None
         self._input = stream.unused_data if stream.eof else stream.unconsumed_tail
-        # zlib may hold the rest of a match that did not fit although it has consumed all input.
+        # zlib may still have output that did not fit, although it has consumed all input.
         self._may_have_more = len(piece) == _PIECE_BYTES and not stream.eof
         self._remaining_bytes -= len(piece)
         if self._remaining_bytes < 0:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 PRINCIPAL: Final = "segmentlog.principal"
 """Key of the ASGI scope that holds the authenticated `Principal`."""
 _LARGE_AT_A_TIME: Final = 4
-"""Bodies of the maximum size that memory is reserved for; more bodies fit if they are smaller."""
+"""The memory for large bodies is this many times the maximum size of a body."""
 _STORE: Final = "the store"
 READ_ONLY: Final = "this server is read-only: nothing was changed; start it with --allow-writes"
 
@@ -73,7 +73,7 @@ class HttpContext:
         return principal
 
     def limit_for(self, principal: Principal, total: int) -> int:
-        """Return the share of ``total`` that one principal may use: a quarter if clients authenticate, else all."""
+        """Return how much of ``total`` one principal may use: a quarter if clients authenticate, otherwise all."""
         return total if principal == ANONYMOUS else -(-total // 4)
 
     def allows(

@@ -1,5 +1,4 @@
-"""An HTTP connection: uvicorn's, with limits against slow or endless requests and the principal of the TLS
-certificate."""
+"""An HTTP connection: uvicorn's, with time and size limits for requests, and the principal of the TLS certificate."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ class HttpConnection(HttpToolsProtocol):
         self.slot = slot
         self.parser = RequestParser(self)  # type: ignore[assignment]
         self._quiet_bytes = 0
-        """Bytes received since the last complete head or body byte: of a head, trailers or a chunk's size line."""
+        """Bytes of the current head, trailers or chunk size line. Each complete head and each body byte resets it."""
         self._is_in_head = True
         self._has_begun = False
         """Whether the head of a request has begun and is not complete."""
@@ -67,7 +66,7 @@ class HttpConnection(HttpToolsProtocol):
             self._set_deadline(self.limits.body_s)
         elif self._deadline is None:
             self._set_deadline(self.limits.head_s)
-        # The parser accepts heads and trailers of any size. Bytes after them in this piece count, too: they are few.
+        # The parser accepts heads and trailers of any size, so count their bytes. A few bytes after them count as well.
         self._quiet_bytes += len(data)
         super().data_received(data)
         if self._quiet_bytes > self.limits.head_bytes and not self.transport.is_closing():
@@ -119,13 +118,13 @@ class HttpConnection(HttpToolsProtocol):
         super().on_response_complete()
 
     def pause_writing(self) -> None:
-        """Start a timer: the client does not read its response."""
+        """Start the timer for a client that does not read its response."""
         super().pause_writing()
         if self._write_timer is None:
             self._write_timer = self.loop.call_later(self.limits.answer_s, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """Stop the timer: the client reads again."""
+        """Stop the timer, because the client reads again."""
         if self._write_timer is not None:
             self._write_timer.cancel()
             self._write_timer = None

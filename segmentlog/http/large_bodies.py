@@ -1,7 +1,7 @@
 """Memory for large request bodies, shared by all requests of an HTTP server.
 
-A request reserves memory for every byte that it buffers: a body read as a whole, an incomplete line, a compressed body.
-Up to 1 MiB it reserves nothing. Not thread-safe: for one event loop.
+A request that buffers more than 1 MiB reserves memory for all bytes that it buffers: a body that is read as a whole, an
+incomplete line, a compressed body. Not thread-safe: for one event loop.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _WAIT_S: Final = 30.0
 
 
 def too_large(limit_bytes: int) -> HttpProblem:
-    """Return the refusal (413) of a body above the limit, as sent or once decompressed."""
+    """Return the response (413) for a body above the limit, as sent or once decompressed."""
     return HttpProblem(
         HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
         f"a request body may have at most {limit_bytes:,} bytes; send smaller requests",
@@ -34,9 +34,9 @@ def too_large(limit_bytes: int) -> HttpProblem:
 
 
 class LargeBodies:
-    """Memory reserved by large bodies, by request.
+    """Memory that the requests with large bodies have reserved.
 
-    A request that finds no free memory waits, and so does its client. The request that has reserved memory longest
+    A request that finds no free memory waits, and its client waits to send. The request that reserved memory first
     never waits, so requests cannot all wait for one another.
     """
 
@@ -51,7 +51,7 @@ class LargeBodies:
         return sum(self._reserved.values())
 
     async def grow(self, holder: object, size_bytes: int) -> None:
-        """Set the reserved size of ``holder``; wait for free memory if it grows.
+        """Set the size of the memory that ``holder`` has reserved. If the size grows, wait for free memory.
 
         Raises `HttpProblem` (503) if no memory becomes free within 30 s.
         """
@@ -109,13 +109,16 @@ class RequestMemory:
             self._due_s = asyncio.get_running_loop().time() + _SECONDS_PER_MIB
 
     def release(self) -> None:
-        """Release all memory; the parts keep their sizes."""
+        """Release all memory, but keep the sizes of the parts for a later `reserve`."""
         if self._reserved_bytes:
             self._reserved_bytes, self._due_s = 0, None
             self._large.release(self)
 
     async def receive(self, receive: Receive) -> Message:
-        """Call ``receive``. Raises `HttpProblem` (408) if the next MiB of a large body does not arrive in time."""
+        """Call ``receive`` and return its message.
+
+        Raises `HttpProblem` (408) if the next MiB of a large body does not arrive in time.
+        """
         if self._due_s is None:
             return await receive()
         try:
@@ -124,7 +127,7 @@ class RequestMemory:
         except TimeoutError:
             raise HttpProblem(
                 HTTPStatus.REQUEST_TIMEOUT,
-                f"the request body arrives too slowly: a body above {LARGE_BYTES:,} bytes must arrive at"
-                f" {LARGE_BYTES:,} bytes in {_SECONDS_PER_MIB:g} s or faster; send smaller requests",
+                f"the request body arrives too slowly: each {LARGE_BYTES:,} bytes of a body above that size must arrive"
+                f" within {_SECONDS_PER_MIB:g} s; send smaller requests",
                 headers={"connection": "close"},
             ) from None

@@ -1,7 +1,7 @@
 """Checks before every page and API: host name, origin, authentication, body size; and security headers on responses.
 
-host name    Without authentication the server answers only to names of its own machine. Otherwise a foreign page could
-             let its own host name resolve to this address and read the store in its visitor's browser.
+host name    Without authentication the server accepts only host names of its own machine (DNS rebinding). Otherwise a
+             foreign page could resolve its own host name to this address, and read the store in its visitor's browser.
 cross-site   Requests that a browser sends for a page of another site are refused, except navigation by a link.
 identity     A name and a password, or the certificate that TLS verified. Without either, every client is anonymous.
 size         Bodies are limited as sent, and again once decompressed.
@@ -77,7 +77,7 @@ class Middleware:
         self._is_open = accounts is None and not is_tls
         """Whether the server accepts every client. Then it must not trust the `Host` header."""
         self._attempts: ByAddress[asyncio.Future[Principal | None]] = ByAddress()
-        """Passwords that are being verified or wait to be verified."""
+        """Attempts to log in whose password is being verified or waits to be verified."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check one request, authenticate its sender and run the application."""
@@ -165,7 +165,7 @@ class Middleware:
         return found
 
     async def _log_in(self, accounts: Accounts, header: str, host: str) -> Principal | None:
-        """Verify a password when its turn comes. An address with many attempts delays only itself."""
+        """Wait for this attempt's turn, and verify its password. An address with many attempts delays only itself."""
         attempt = asyncio.ensure_future(accounts.verify_in_thread(header))
         self._attempts.add(attempt, host)
         if len(self._attempts) > self._limits.log_ins_waiting:
@@ -185,7 +185,7 @@ class Middleware:
 
 
 def _check_cross_site(scope: Scope, headers: Headers) -> None:
-    """Raise `HttpProblem` (403) for a request that a browser sends for another site. Programs send no such headers."""
+    """Raise `HttpProblem` (403) if the headers show that a browser sends the request for a page of another site."""
     is_foreign = is_cross_site(headers.get("sec-fetch-site"), headers.get("origin"), headers.get("host", ""))
     follows_link = (
         scope["method"] in _SAFE

@@ -1,7 +1,7 @@
 """Names in paths: every group, member or subject name can be part of a path, even with slashes.
 
-ASGI decodes the path before the application sees it, so ``%2F`` and a slash look the same. Routes therefore match a
-path in which ``%2F`` and ``%25`` are still escaped, and decode them in the parameters: ``/consumers/team%2Fa`` is the
+ASGI decodes the path before it calls the application, so ``%2F`` and a slash look the same. Routes therefore match a
+path in which ``%2F`` and ``%25`` are still escaped, and decode these in the parameters: ``/consumers/team%2Fa`` is the
 group ``team/a``.
 """
 

@@ -17,7 +17,7 @@ _FRAMING: Final = frozenset((b"content-length", b"transfer-encoding", b"connecti
 
 
 class RequestParser:
-    """httptools' parser for one connection, without protocol upgrades."""
+    """httptools' parser for one connection. It ignores requests to upgrade the protocol."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -42,7 +42,7 @@ class RequestParser:
 
     @property
     def is_incomplete(self) -> bool:
-        """Whether httptools reports a request as complete although it skipped its body."""
+        """Whether httptools reports a request as complete although it has skipped the request's body."""
         return bool(self._inner.should_upgrade())
 
     def should_upgrade(self) -> bool:

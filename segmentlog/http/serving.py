@@ -131,7 +131,7 @@ class HttpServer:
                 await asyncio.to_thread(self.console.refresh_overview)
 
     def _close_in_child(self) -> None:
-        """Close the inherited sockets in a forked child: no thread serves them there, and they would keep ports
+        """Close the inherited sockets in a forked child: it has no thread that serves them, and they would keep ports
         open."""
         self._is_forked = True
         self._socket.close()
@@ -165,7 +165,7 @@ def check_http_security(host: str, security: Security) -> None:
 
 
 class _Uvicorn(uvicorn.Server):
-    """A uvicorn server that signals when it is ready, leaves signals to the program and counts connections at once."""
+    """A uvicorn server that reports when it is ready, installs no signal handlers, and counts connections at once."""
 
     def __init__(self, config: uvicorn.Config, limits: HttpLimits, tls: ServerTls | None) -> None:
         super().__init__(config)
@@ -193,7 +193,7 @@ class _Uvicorn(uvicorn.Server):
         loop = asyncio.get_running_loop()
         self.servers = []
         for sock in sockets or ():
-            # The backlog limits how many are accepted before the first is counted: each takes a descriptor.
+            # asyncio accepts up to ``backlog`` connections before it calls `add`: each takes a descriptor.
             self.servers.append(await loop.create_server(add, sock=sock, backlog=_ACCEPTED_AT_ONCE))
             sock.listen(self.config.backlog)  # the kernel's queue stays as long as uvicorn's default
         self.started = True

@@ -90,7 +90,10 @@ def segment_lines(path: str, data: bytes, start: int, records: bool, report: Rep
 
 
 def _first_batch(view: memoryview, start: int, context: Callable[[], SegmentContext], report: Report) -> int:
-    """Return the first batch at or after ``start``, or the first bytes that look like a batch, or ``start``."""
+    """Return the position of the first batch at or after ``start``, or else of the first bytes that look like a batch.
+
+    Without either, return ``start``.
+    """
     if not start:
         return 0
     for position, _ in scan_past_damage(view, 0, len(view), 0, context):
@@ -163,9 +166,10 @@ def _record_lines(batch: RecordBatch) -> Iterator[Line]:
             "value": _text(record.value),
             "headers": [[name, _text(value)] for name, value in record.headers],
         }
-        text = f"  {record.offset}  {format_time(record.timestamp)}  {_shown(record.key)}  {_shown(record.value)}"
+        key, value = _format_bytes(record.key), _format_bytes(record.value)
+        text = f"  {record.offset}  {format_time(record.timestamp)}  {key}  {value}"
         if record.headers:
-            text += "  " + " ".join(f"{name}={_shown(value)}" for name, value in record.headers)
+            text += "  " + " ".join(f"{name}={_format_bytes(value)}" for name, value in record.headers)
         yield document, text
 
 
@@ -179,7 +183,7 @@ def _text(blob: bytes | None) -> str | Document | None:
         return {"base64": base64.b64encode(blob).decode()}
 
 
-def _shown(blob: bytes | None) -> str:
+def _format_bytes(blob: bytes | None) -> str:
     return "null" if blob is None else ascii(blob)[1:]
 
 
@@ -227,7 +231,10 @@ def _index_lines(path: str, report: Report) -> Iterator[Line]:
         yield document, f"{number}: offset {base + relative} at byte {position}, before it up to {format_time(stamp)}"
     lengths = len(data[0]) // OFFSET_ENTRY.itemsize, len(data[1]) // TIME_ENTRY.itemsize
     if len(offsets) < max(lengths):
-        text = f"invalid from entry {len(offsets)} on, of {lengths[0]} and {lengths[1]}; rebuilt when needed"
+        text = (
+            f"invalid from entry {len(offsets)} on; the files have {lengths[0]} and {lengths[1]} entries; rebuilt when"
+            " needed"
+        )
         yield {"type": "damage", "entry": len(offsets), "entries": lengths}, text
 
 
@@ -309,11 +316,11 @@ def _checkpoint_lines(data: bytes) -> Iterator[Line]:
         document: Document = {"type": "slot", "slot": slot, "sequence": sequence, **fields}
         lines = [f"slot {slot}: sequence {sequence}"]
         for key, value in fields.items():
-            lines += [f"  {key}: {value}"] if not isinstance(value, tuple) else _nested(key, value)
+            lines += [f"  {key}: {value}"] if not isinstance(value, tuple) else _format_nested(key, value)
         yield document, "\n".join(lines)
 
 
-def _nested(key: str, values: tuple[Any, ...]) -> list[str]:
+def _format_nested(key: str, values: tuple[Any, ...]) -> list[str]:
     rows = [" ".join(f"{name}={value}" for name, value in msgspec.structs.asdict(entry).items()) for entry in values]
     return [f"  {key}:", *(f"    {row}" for row in rows)] if rows else [f"  {key}: none"]
 

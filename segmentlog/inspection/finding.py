@@ -11,7 +11,7 @@ Severity = Literal["damage", "unreadable", "warning", "note"]
 
 
 class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Something that is wrong in a file, or worth knowing.
+    """An error in a file, or a fact about it that users should know.
 
     severity    ``damage``      bytes differ from what was written, or records are missing without a reason
                 ``unreadable``  a batch is intact, but its records do not decode: readers stop at it
@@ -58,5 +58,5 @@ class Tally:
         return self.partitions, self.segments, self.batches, self.records, self.size_bytes
 
     def reset(self, counts: tuple[int, int, int, int, int]) -> None:
-        """Reset to earlier counts, because the data that were counted since will be checked and counted again."""
+        """Reset to earlier counts, because the caller checks and counts the same data again."""
         self.partitions, self.segments, self.batches, self.records, self.size_bytes = counts

@@ -33,7 +33,7 @@ from segmentlog.inspection.segments_inspection import LogInspector
 from segmentlog.inspection.small_files import (
     StateReader,
     check_grant,
-    checkpoint_flaws,
+    find_checkpoint_flaws,
     read_checkpoint,
 )
 from segmentlog.policy.retention import deleted_segments
@@ -56,8 +56,9 @@ def inspect_partition(
 
     ``inspect`` inspects a segment, or returns an earlier result for it.
 
-    A truncation, recovery or retention in the meantime makes the parts that were read disagree. Then the partition is
-    inspected again. If that never ends, only what was found twice is reported.
+    If a truncation, a recovery or retention changes the partition meanwhile, the inspected files may contradict each
+    other, and the partition is inspected again. After `_ATTEMPTS` inspections, only findings that occurred in the last
+    two are reported.
     """
     counts = tally.counts()
     before: set[tuple[str, int, str]] = set()
@@ -70,7 +71,7 @@ def inspect_partition(
             inspector.run()
         except FileNotFoundError as error:
             found.add("damage", str(error.filename or folder), "missing")
-        seen = {_key(finding) for finding in found.findings if finding.severity != "note"}
+        seen = {_finding_key(finding) for finding in found.findings if finding.severity != "note"}
         if not seen or not inspector.has_changed():
             break
         if attempt == _ATTEMPTS - 1:
@@ -81,18 +82,18 @@ def inspect_partition(
     return found
 
 
-def _key(finding: Finding) -> tuple[str, int, str]:
+def _finding_key(finding: Finding) -> tuple[str, int, str]:
     return finding.path, finding.position, finding.what
 
 
 def _retain_only(found: PartitionFindings, known: set[tuple[str, int, str]]) -> None:
-    """Drop findings that are not in ``known``, because the files change so fast that they may be transient."""
-    kept = [finding for finding in found.findings if finding.severity == "note" or _key(finding) in known]
+    """Drop findings that are not in ``known``: they may be a result of changes during the inspection."""
+    kept = [finding for finding in found.findings if finding.severity == "note" or _finding_key(finding) in known]
     if len(kept) < len(found.findings):
         found.findings[:] = kept
         what = (
-            f"it changed during each of {_ATTEMPTS} inspections, so findings of the last one only are not reported;"
-            " inspect it again"
+            f"it changed during each of {_ATTEMPTS} inspections; findings that only the last inspection had are not"
+            " reported; inspect it again"
         )
         found.add("note", found.folder, what)
 
@@ -119,7 +120,7 @@ class _PartitionInspector:
         found.producer_expiration_ms = self._config.producer_id_expiration_ms
         found.state = state = self._state.read()
         bases = list_segments(fs, self._folder)
-        copies = self._copies = self._pending_swaps()
+        copies = self._copies = self._find_pending_swaps()
         bases = sorted(
             copies.keys() | {base for base in bases if not any(base in offsets for offsets in copies.values())}
         )
@@ -127,9 +128,9 @@ class _PartitionInspector:
         found.live = state.log is not None and state.writing != REWRITING
         if state.log is not None and found.live:
             bases = [base for base in bases if base <= state.log.active_base_offset]
-        self._deleted = self._deleted_among(bases)
+        self._deleted = self._find_deleted(bases)
         bases = [base for base in bases if base not in self._deleted]
-        self._inodes = {base: self._inode(base) for base in bases}
+        self._inodes = {base: self._find_inode(base) for base in bases}
         self._check_state()
         self._check_checkpoint(bases)
         paths = {
@@ -140,8 +141,8 @@ class _PartitionInspector:
             found.add(finding.severity, finding.path, finding.what)
         self._check_other_files(bases)
 
-    def _deleted_among(self, bases: list[int]) -> list[int]:
-        """Return the base offsets of the segments below the log start, which are not part of the log any more.
+    def _find_deleted(self, bases: list[int]) -> list[int]:
+        """Return the base offsets of the segments below the log start, which retention or a trim has deleted.
 
         Their bytes are not checked, because a power cut may have damaged them.
         """
@@ -154,8 +155,8 @@ class _PartitionInspector:
             return deleted_segments(bases, checkpoint.log_start_offset, checkpoint.recovery_segment)
         return []
 
-    def _pending_swaps(self) -> dict[int, range]:
-        """Return the compacted copies that replace the segments of their offsets, by base offset."""
+    def _find_pending_swaps(self) -> dict[int, range]:
+        """Return the offset ranges of compacted copies that are not swapped in yet, by base offset."""
         names = [name for name in self._fs.listdir(self._folder) if name.endswith(SWAP_SUFFIX)]
         return {offsets[0]: range(*offsets) for name in names if (offsets := parse_copy_name(name)) is not None}
 
@@ -169,11 +170,13 @@ class _PartitionInspector:
             return True
         if before is not None and after is not None and before.log_start_offset != after.log_start_offset:
             return True
-        if self._copies != self._pending_swaps():  # the last step of a swap removes the copy, without a new generation
+        if (
+            self._copies != self._find_pending_swaps()
+        ):  # the last step of a swap removes the copy, without a new generation
             return True
-        return any(self._inode(base) != inode for base, inode in self._inodes.items())
+        return any(self._find_inode(base) != inode for base, inode in self._inodes.items())
 
-    def _inode(self, base: int) -> int:
+    def _find_inode(self, base: int) -> int:
         try:
             return self._fs.stat(segment_stem(self._folder, base) + LOG_SUFFIX).st_ino
         except FileNotFoundError:
@@ -200,12 +203,12 @@ class _PartitionInspector:
         # A transaction may have begun below the log start: its first records were deleted before it was decided.
         stable_offset = max(log.last_stable_offset, log.log_start_offset)
         in_order = (log.log_start_offset, stable_offset, log.log_end_offset, log.offset_ceiling)
-        if list(in_order) != sorted(in_order) or not sync.durable_offset <= self._end_now():
+        if list(in_order) != sorted(in_order) or not sync.durable_offset <= self._read_log_end():
             found.add(
                 "damage", path, f"start, stable, end, ceiling {in_order}, durable {sync.durable_offset}: not in order"
             )
 
-    def _end_now(self) -> int:
+    def _read_log_end(self) -> int:
         log = self._state.read().log
         return log.log_end_offset if log is not None else -1
 
@@ -226,10 +229,10 @@ class _PartitionInspector:
             what = f"no valid slot ({why})" + ("; damaged, or truncated by a crash" if torn else "")
             found.add("warning" if torn else "damage", path, what, position, size)
         for position, size in found.checkpoint.stray:
-            found.add("warning", path, "bytes that should be zero are not; they are never read", position, size)
+            found.add("warning", path, "bytes that should be zero are not zero; they are never read", position, size)
         if checkpoint is None:
             return
-        for flaw in checkpoint_flaws(checkpoint):
+        for flaw in find_checkpoint_flaws(checkpoint):
             found.add("damage", path, f"it contradicts itself: {flaw}")
         if checkpoint.recovery_segment not in bases and (bases or checkpoint.recovery_offset):
             missing = segment_stem(self._folder, checkpoint.recovery_segment) + LOG_SUFFIX
@@ -298,9 +301,9 @@ class _PartitionInspector:
                 self._found.add("note", path, "not a file of this store")
 
     def _check_segment_file(self, name: str, path: str, base: int) -> None:
-        """Report a segment file without a log file.
+        """Report an index file, snapshot or the like whose segment has no ``.log`` file.
 
-        Ignore files after the log end: a roll may have begun them meanwhile.
+        Ignore files after the log end, because a roll may be creating their segment.
         """
         log = self._state.read().log
         if log is None or base > log.active_base_offset or base in list_segments(self._fs, self._folder):

@@ -1,11 +1,11 @@
-"""Inspect what a log records of its producers, and the files that repeat it.
+"""Inspect the producer ids, epochs and sequences in a log, and the files that repeat them.
 
 The batches of each producer are checked in order of their offsets. They are compared with each other, with the aborts
 in ``.txnindex``, the entries of ``.snapshot`` and the last stable offset of the state page.
 
-A snapshot may know more than the log: batches removed by retention, compaction, a repair or a crash, all below
-`_intact_from`. It knows at least as much as the log, except about producers without a name: a log forgets those after a
-while.
+A snapshot may include batches that the log no longer has: retention, compaction, a repair or a crash removed them. All
+of these are below `_intact_from`. A snapshot must include every producer in the log, except expired producers without a
+name.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _Producer(msgspec.Struct):
 
 
 class _OpenTransaction(msgspec.Struct):
-    """An open transaction, as a process would load it from the newest snapshot and the batches after it."""
+    """An open transaction that a process would load from the newest snapshot and the batches after it."""
 
     epoch: int
     first_offset: int
@@ -68,16 +68,16 @@ class ProducerInspector:
         self._bases = bases
         self._known: dict[int, _Producer] = {}
         self._open: dict[int, _OpenTransaction] = {}
-        self._intact_from = max(bases[0] if bases else 0, self._compacted_below())
+        self._intact_from = max(bases[0] if bases else 0, self._find_compacted_below())
         self._snapshot_base = -1
         """Segment of the newest snapshot. A process would load the state of the producers from there on."""
         self._broken_at = -1
         """End offset of the last damage that may hide a batch or a marker."""
-        self._tracked_any = False
+        self._has_tracked = False
         self._newest_ms = 0
         """The largest timestamp of the segments so far."""
 
-    def _compacted_below(self) -> int:
+    def _find_compacted_below(self) -> int:
         """Return the offset below which compaction may have removed batches, or their producer ids and sequences."""
         found = self._found
         checkpoint, active = found.checkpoint.checkpoint, self._bases[-1] if self._bases else 0
@@ -99,18 +99,18 @@ class ProducerInspector:
             return
         except MalformedProducerFile as error:
             rest = (
-                "; it is ignored, and 'segmentlog repair' removes it: producers whose batches were all deleted"
-                " may be recorded in no other file"
+                "; it is ignored, and 'segmentlog repair' removes it. The log forgets producers whose batches were all"
+                " deleted, if no other snapshot has them"
             )
-            self._add_cache(path, f"damaged ({error}){rest}", str(error))
+            self._add_bad_cache(path, f"damaged ({error}){rest}", str(error))
             return
-        wrong = self._first_wrong_entry(entries, base)
+        wrong = self._describe_wrong_entry(entries, base)
         if wrong:
             gone = sum(entry.next_offset <= self._bases[0] for entry in entries)
-            rest = "; 'segmentlog repair' removes it, and the producers are read from the log again"
+            rest = "; 'segmentlog repair' removes it, and reads the producers from the log"
             if gone:
-                rest += f", except {gone} of them whose batches were all deleted: those are forgotten"
-            self._add_cache(path, wrong + rest, wrong)
+                rest += f". The repair forgets {gone} of them whose batches were all deleted"
+            self._add_bad_cache(path, wrong + rest, wrong)
         self._found.has_producers = self._found.has_producers or bool(entries)
         self._snapshot_base = base
         self._open = {
@@ -122,10 +122,10 @@ class ProducerInspector:
     def add_segment(
         self, segment: SegmentFindings, next_base: int | None, *, is_sealed: bool, has_caches: bool
     ) -> None:
-        """Check the batches of a segment; ``next_base`` is where the next segment begins.
+        """Check the batches of a segment. ``next_base`` is the base offset of the next segment.
 
-        ``is_sealed``: no appends go to the segment, and no recovery truncates it. ``has_caches``: the file has its own
-        name, and not that of a copy that is to replace it.
+        ``is_sealed``: no append and no recovery changes the segment. ``has_caches``: the segment has cache files; a
+        compacted copy that is not swapped in yet has none.
         """
         breaks = [broken.following_offset for broken in segment.broken if not broken.blank]
         ends = [offset if offset is not None else max(next_base or 0, segment.end_offset) for offset in breaks]
@@ -138,7 +138,7 @@ class ProducerInspector:
             while at < len(breaks_at) and breaks_at[at] <= batch.base_offset:
                 self._intact_from = max(self._intact_from, breaks_at[at])
                 at += 1
-            self._tracked_any = True
+            self._has_tracked = True
             self._add_batch(segment.path, batch)
             before_ms = segment.timestamps_before[bisect_left(segment.positions, batch.position)]
             self._known[batch.producer_id].appended_ms = max(before_ms, self._newest_ms)
@@ -186,7 +186,7 @@ class ProducerInspector:
         known.next_offset = batch.next_offset
 
     def _is_intact(self, offset: int) -> bool:
-        """Return whether everything that was appended from this offset on still exists unchanged."""
+        """Return whether all batches that were appended from this offset on still exist unchanged."""
         return offset >= self._intact_from
 
     def _check_sequence(self, path: str, batch: Tracked, known: _Producer) -> None:
@@ -217,7 +217,7 @@ class ProducerInspector:
             return
         except MalformedProducerFile as error:
             rest = "; it is ignored, and rebuilt when it is needed; 'segmentlog repair' removes it"
-            self._add_cache(path, f"damaged ({error}){rest}", str(error))
+            self._add_bad_cache(path, f"damaged ({error}){rest}", str(error))
             return
         if not is_sealed or size != segment.size_bytes:
             return  # readers ignore it, too
@@ -226,15 +226,17 @@ class ProducerInspector:
             first = min(missing, key=lambda abort: abort.last_offset)
             wrong = f"the transaction of producer {first.producer_id} that offset {first.last_offset} aborts is missing"
         elif extra := [
-            abort for abort in aborted if abort not in marked and not self._is_gone(segment, abort.last_offset)
+            abort
+            for abort in aborted
+            if abort not in marked and not self._is_lost_or_damaged(segment, abort.last_offset)
         ]:
             first = extra[0]
             wrong = f"nothing at offset {first.last_offset} aborts a transaction of producer {first.producer_id}"
         if wrong:
             rest = "; readers trust it until 'segmentlog repair' removes it"
-            self._add_cache(path, wrong + rest, wrong)
+            self._add_bad_cache(path, wrong + rest, wrong)
 
-    def _is_gone(self, segment: SegmentFindings, offset: int) -> bool:
+    def _is_lost_or_damaged(self, segment: SegmentFindings, offset: int) -> bool:
         """Return whether the batch at this offset is damaged now, or its offset is in a lost range."""
         checkpoint = self._found.checkpoint.checkpoint
         if checkpoint is not None and find_containing(checkpoint.lost_ranges, offset) is not None:
@@ -245,11 +247,11 @@ class ProducerInspector:
             for broken in segment.broken
         )  # fmt: skip
 
-    def _first_wrong_entry(self, entries: list[ProducerEntry], base: int) -> str:
-        """Return which entry of a snapshot contradicts the batches before it, and how; "" if none does."""
+    def _describe_wrong_entry(self, entries: list[ProducerEntry], base: int) -> str:
+        """Return the first contradiction between a snapshot and the batches before it; "" if there is none."""
         by_id = {entry.producer_id: entry for entry in entries}
         for entry in entries:
-            if why := self._entry_error(entry, base):
+            if why := self._describe_entry_error(entry, base):
                 return f"producer {entry.producer_id}: {why}"
         for producer_id, known in self._known.items():
             idle_ms = self._newest_ms - known.appended_ms
@@ -258,7 +260,7 @@ class ProducerInspector:
                 return f"producer {producer_id}, whose last batch ends at offset {known.next_offset}, is missing"
         return ""
 
-    def _entry_error(self, entry: ProducerEntry, base: int) -> str:
+    def _describe_entry_error(self, entry: ProducerEntry, base: int) -> str:
         ends = [run.offset + run.count for run in entry.runs]
         if entry.next_offset > base or entry.transaction_offset >= entry.next_offset or max(ends, default=0) > base:
             return f"it has offsets from {base} on, where the segment begins, or contradicts itself"
@@ -287,7 +289,7 @@ class ProducerInspector:
             return f"its transaction began at offset {open_offset}, not at {recorded} (-1: none is open)"
         return ""
 
-    def _add_cache(self, path: str, what: str, why: str) -> None:
+    def _add_bad_cache(self, path: str, what: str, why: str) -> None:
         self._found.add("warning", path, what)
         self._found.bad_caches.append(BadCache(path, why))
 
@@ -296,7 +298,7 @@ class ProducerInspector:
     def finish(self) -> None:
         """Check open transactions, the last stable offset, and that checkpoint and state page record the producers."""
         found = self._found
-        found.has_producers = found.has_producers or self._tracked_any
+        found.has_producers = found.has_producers or self._has_tracked
         found.open_transactions = [
             OpenTransaction(producer_id, opened.epoch, opened.first_offset)
             for producer_id, opened in sorted(self._open.items(), key=lambda item: item[1].first_offset)
@@ -322,7 +324,7 @@ class ProducerInspector:
         if found.has_aborts and not found.state.aborts:
             what = "it says that no transaction was aborted, but some were: readers return aborted records"
             found.add("damage", path, what)
-        if self._tracked_any and not found.state.producers:
+        if self._has_tracked and not found.state.producers:
             found.add("warning", path, "it says that the log has no producers, but it has")
         if max(self._broken_at, *(hole.end_offset for hole in found.holes), -1) > self._snapshot_base:
             return  # a damaged batch may have begun or ended a transaction

@@ -1,14 +1,14 @@
-"""Scrub sealed segments: read them again and again, to find bytes that have changed on the disk.
+"""Scrub sealed segments: read them repeatedly, to find bytes that have changed on the disk.
 
     scrub -> as many bytes as the budget allows -> batch by batch -> findings
 
 One pass checks every checksum in every sealed segment of the store; then the next pass begins. The scrubber reads the
-files with `pread`. It opens no partition, maps and locks nothing, and lets the kernel drop what it has read. So a pass
-over a large store does not evict what other processes read. (Pages that a process has mapped stay, and are checked as
-they are in memory.)
+files with `pread`. It opens no partition, maps and locks nothing, and tells the kernel to drop the pages that it has
+read. So a pass over a large store does not evict pages that other processes use. If a process has mapped a page, the
+scrubber checks the page in memory, not on the disk.
 
-If a segment has a damaged header, the rest of the segment is read into memory first, at the same speed. Only the
-following bytes show where that batch ends, see `segmentlog.format.scan`.
+If the header of a batch is damaged, only the following bytes show where the batch ends, see `segmentlog.format.scan`.
+So the scrubber first reads the rest of the segment into memory, at the same speed.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ logger = logging.getLogger("segmentlog")
 _READ_MAX_BYTES: Final = 1 << 20
 _BURST_S: Final = 0.5
 # The most to read at once after a pause, as a part of a second's budget.
-_TICK_S: Final = 0.1
+_PAUSE_MIN_S: Final = 0.1
 _FOLDER_BYTES: Final = 4096
 # How many bytes of the budget it costs to list a partition's folder.
-_ROUND_MIN_S: Final = 600.0
+_PASS_MIN_S: Final = 600.0
 # Passes begin at least this far apart, so that a small store is not read continuously.
 
 
@@ -58,7 +58,7 @@ class ScrubTarget(NamedTuple):
 class ScrubFinding(msgspec.Struct, frozen=True):
     """Damage in a sealed segment, from byte ``position`` on.
 
-    It concerns at most offsets ``[base_offset, end_offset)``.
+    No offset outside ``[base_offset, end_offset)`` is affected.
     """
 
     topic: str
@@ -99,15 +99,15 @@ class Scrubber:
         self._mutex = fork_safety.lock(self, "_mutex")
         self._last_ms: int | None = None
         self._allowance = 0.0
-        self._round_began_ms: int | None = None
-        self._is_in_round = False
+        self._pass_began_ms: int | None = None
+        self._is_in_pass = False
         self._partitions: deque[ScrubTarget] = deque()
         self._segments: deque[tuple[ScrubTarget, int, int]] = deque()
         self._current: _SegmentPass | None = None
         self._findings: dict[tuple[str, int], ScrubFinding] = {}
         self._seen_paths: set[str] = set()
         self._counts = (0, 0, 0)
-        fork_safety.on_fork(self, "_forget_parent")
+        fork_safety.on_fork(self, "_reset_after_fork")
 
     def scrub(self, now_ms: int) -> float:
         """Read what the budget allows at ``now_ms`` (monotonic). Return the seconds until there is more to do.
@@ -117,11 +117,11 @@ class Scrubber:
         with self._mutex:
             self._add_budget(now_ms)
             while self._allowance >= 1:
-                if self._current is None and not self._next_segment(now_ms):
+                if self._current is None and not self._open_next_segment(now_ms):
                     return self._pause_s(now_ms)
                 if self._current is not None:
                     self._read_segment(self._current)
-            return max(_TICK_S, min(1 / self._bytes_per_s, 60.0))
+            return max(_PAUSE_MIN_S, min(1 / self._bytes_per_s, 60.0))
 
     def report(self) -> ScrubReport:
         """Return the current findings, also while `scrub` runs."""
@@ -131,15 +131,15 @@ class Scrubber:
     def close(self) -> None:
         """Close the file that is being read."""
         with self._mutex:
-            self._finish()
+            self._finish_segment()
 
-    def _forget_parent(self) -> None:
-        """Begin a new pass in a forked child: a thread of the parent may have been in `scrub`."""
+    def _reset_after_fork(self) -> None:
+        """Begin a new pass in a forked child, because a thread of the parent may have been inside `scrub`."""
         current, self._current = self._current, None
         if current is not None:
             current.close()
         self._partitions, self._segments = deque(), deque()
-        self._round_began_ms, self._is_in_round = None, False
+        self._pass_began_ms, self._is_in_pass = None, False
         self._seen_paths = set()
 
     # ------------------------------------------------------------ budget
@@ -151,12 +151,12 @@ class Scrubber:
         self._allowance = min(self._allowance + max(now_ms - last_ms, 0) / 1000 * self._bytes_per_s, most)
 
     def _pause_s(self, now_ms: int) -> float:
-        assert self._round_began_ms is not None
-        return max(_ROUND_MIN_S - (now_ms - self._round_began_ms) / 1000, _TICK_S)
+        assert self._pass_began_ms is not None
+        return max(_PASS_MIN_S - (now_ms - self._pass_began_ms) / 1000, _PAUSE_MIN_S)
 
     # ------------------------------------------------------------ the order of segments
 
-    def _next_segment(self, now_ms: int) -> bool:
+    def _open_next_segment(self, now_ms: int) -> bool:
         """Open the next segment, or list the next folder. Return False if the next pass is not due yet."""
         if self._segments:
             target, base, following = self._segments.popleft()  # an error skips the segment in this pass
@@ -167,7 +167,7 @@ class Scrubber:
                     self._current = _SegmentPass(self._fs, target, base, following)
             return True
         if not self._partitions:
-            return self._next_round(now_ms)
+            return self._begin_pass(now_ms)
         target = self._partitions.popleft()
         self._allowance -= _FOLDER_BYTES
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -175,17 +175,17 @@ class Scrubber:
             self._segments.extend((target, base, following) for base, following in pairwise(bases))
         return True
 
-    def _next_round(self, now_ms: int) -> bool:
-        if self._is_in_round:
-            self._end_round()
-        if self._round_began_ms is not None and now_ms - self._round_began_ms < _ROUND_MIN_S * 1000:
+    def _begin_pass(self, now_ms: int) -> bool:
+        if self._is_in_pass:
+            self._end_pass()
+        if self._pass_began_ms is not None and now_ms - self._pass_began_ms < _PASS_MIN_S * 1000:
             return False
         self._partitions.extend(self._targets())
-        self._round_began_ms, self._is_in_round = now_ms, True
+        self._pass_began_ms, self._is_in_pass = now_ms, True
         return bool(self._partitions)
 
-    def _end_round(self) -> None:
-        self._is_in_round = False
+    def _end_pass(self) -> None:
+        self._is_in_pass = False
         for key in [key for key in self._findings.copy() if key[0] not in self._seen_paths]:
             with failures_ignored():  # if the check fails, keep the finding
                 if not self._fs.exists(key[0]):
@@ -201,7 +201,7 @@ class Scrubber:
             size = current.read_more(min(_READ_MAX_BYTES, int(self._allowance)))
         except OSError as error:
             if error.errno != errno.EIO:
-                self._finish()  # not completed: its findings do not count
+                self._finish_segment()  # not completed: its findings do not count
                 raise
             current.add_bad_sectors(error)
             size = 0
@@ -209,9 +209,9 @@ class Scrubber:
         rounds, segments, size_bytes = self._counts
         self._counts = (rounds, segments + current.is_done, size_bytes + size)
         if current.is_done:
-            self._finish()
+            self._finish_segment()
 
-    def _finish(self) -> None:
+    def _finish_segment(self) -> None:
         """Replace the earlier findings about the current segment, unless its file was replaced or deleted meanwhile."""
         current, self._current = self._current, None
         if current is None:
@@ -270,10 +270,10 @@ class _SegmentPass:
         return bool(self.findings) and self._is_merged()
 
     def _is_merged(self) -> bool:
-        """Return whether this file is already a compacted copy that also replaces the next segment.
+        """Return whether a compaction replaced this file by a copy that also replaces the next segment.
 
-        Segments are listed before they are read. A swap file is removed after the segments that it replaced
-        (`segmentlog.log.swap`). So without a swap file the next segment would be missing.
+        Compaction may do so after the segments were listed. While it runs, a swap file exists; afterwards, the next
+        segment does not exist (see `segmentlog.log.swap`).
         """
         folder = self._target.folder
         copies = (parse_copy_name(name) for name in self._fs.listdir(folder) if name.endswith(SWAP_SUFFIX))
@@ -295,17 +295,17 @@ class _SegmentPass:
         del self._buffer[:used]
         self._buffer_position += used
         if at_end:
-            self._end()
+            self._finish_check()
         return len(part)
 
     def add_bad_sectors(self, error: OSError) -> None:
-        """Record that the disk cannot read the next bytes, and end the pass: the rest of the segment is not checked."""
+        """Record that the disk cannot read the next bytes, and finish the segment without checking its rest."""
         position = self._buffer_position + len(self._buffer)
-        self._add_finding(position, self._following, f"the disk cannot read it ({error})")
+        self._add_finding(position, self._following, f"the disk cannot read these bytes ({error})")
         self.is_done = True
 
     def _check(self, view: memoryview, at_end: bool) -> int:
-        """Check every complete batch in the buffer. Return how many bytes are done."""
+        """Check every complete batch in the buffer. Return the number of checked bytes."""
         at = 0
         while at < len(view):
             available, rest = len(view) - at, self._size - self._buffer_position - at
@@ -335,7 +335,7 @@ class _SegmentPass:
         return at
 
     def _skip_damage(self, view: memoryview, at: int, error: CorruptBatch) -> int:
-        """Record the damage at ``at``, unless only zeros follow. Return where the batches continue."""
+        """Record the damage at ``at``, unless only zeros follow. Return the position of the next batch."""
         if not any(view[at:]):
             return len(view)  # preallocated space that a roll has not cut off yet
         begins = self._buffer_position
@@ -351,7 +351,7 @@ class _SegmentPass:
         self._expected = following
         return at
 
-    def _end(self) -> None:
+    def _finish_check(self) -> None:
         if self._expected > self._following:
             what = f"its last batch ends at {self._expected}, but the next segment begins at {self._following}"
             self._add_finding(self._size, self._following, what)

@@ -1,4 +1,4 @@
-"""Inspect one segment and its index: list what is intact and what is not. `segments_inspection` judges it."""
+"""Inspect one segment and its index: list intact batches and broken bytes. `segments_inspection` reports damage."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class SegmentFindings(msgspec.Struct):
         return at if at < len(self.base_offsets) and self.base_offsets[at] < end_offset else None
 
     def is_boundary(self, position: int) -> bool:
-        """Return whether a batch, or a range of broken bytes, begins or ends at ``position``."""
+        """Return whether a batch or a range of broken bytes begins or ends at ``position``."""
         if position in (0, self.end_position) or any(broken.position == position for broken in self.broken):
             return True  # ranges are adjacent: where one ends, the next begins
         at = bisect_left(self.positions, position)
@@ -138,9 +138,9 @@ class SegmentFindings(msgspec.Struct):
 
 
 class InspectSegment(Protocol):
-    """Inspects a segment like `inspect_segment`, or returns an earlier result for the same bytes.
+    """Function like `inspect_segment`, which may return an earlier result for the same bytes.
 
-    Each call must return a new object: an inspection empties parts of it, and may begin again.
+    Each call must return a new object, because the caller removes parts of the result, and may call again.
     """
 
     def __call__(
@@ -210,7 +210,7 @@ def _add_intact(found: SegmentFindings, item: IntactBatch) -> None:
             )
         )  # fmt: skip
     if header.producer_id >= 0:
-        found.tracked.append(_tracked(item))
+        found.tracked.append(_track_batch(item))
     found.epochs.setdefault(header.partition_epoch, base_offset)
     found.positions.append(position)
     found.base_offsets.append(base_offset)
@@ -220,7 +220,7 @@ def _add_intact(found: SegmentFindings, item: IntactBatch) -> None:
     found.end_offset, found.whole_position = header.next_offset, item.end_position
 
 
-def _tracked(item: IntactBatch) -> Tracked:
+def _track_batch(item: IntactBatch) -> Tracked:
     header = item.header
     return Tracked(
         item.position,
@@ -239,7 +239,7 @@ def _tracked(item: IntactBatch) -> Tracked:
 def read_segment(
     fs: FileSystem, path: str, end_position: int | None = None
 ) -> tuple[int, bytearray, list[tuple[int, int]]]:
-    """Return (file size, its bytes up to the end position, the ranges that could not be read and are zero).
+    """Return (file size, bytes up to the end position, unreadable ranges). Unreadable bytes are returned as zeros.
 
     A segment that is only in the object store is downloaded. Raises `ObjectStoreError`, `SegmentGone`.
     """
@@ -258,7 +258,7 @@ def read_segment(
 def _read_file(
     fs: FileSystem, fd: int, size: int, end_position: int | None
 ) -> tuple[int, bytearray, list[tuple[int, int]]]:
-    """Do what `read_segment` does, for a local file."""
+    """Read a local file, with the result of `read_segment`."""
     data = bytearray(size if end_position is None else min(end_position, size))
     bad_sectors: list[tuple[int, int]] = []
     position = 0
@@ -278,7 +278,7 @@ def _read_file(
 
 
 def _read_ranges(ranges: Ranges, end_position: int | None) -> tuple[int, bytearray, list[tuple[int, int]]]:
-    """Do what `read_segment` does, for a file that is only in the object store."""
+    """Download a segment that is only in the object store, with the result of `read_segment`."""
     view = ranges.map()
     end = len(view) if end_position is None else min(end_position, len(view))
     ranges.need(0, end)
@@ -286,7 +286,7 @@ def _read_ranges(ranges: Ranges, end_position: int | None) -> tuple[int, bytearr
 
 
 def _read_by_sectors(fs: FileSystem, fd: int, position: int, size: int, bad_sectors: list[tuple[int, int]]) -> bytes:
-    """Read a range with a bad sector: everything except the sectors that cannot be read, which are zero."""
+    """Read a range that has a bad sector, sector by sector. Bytes of unreadable sectors are returned as zeros."""
     parts = []
     for start in range(position, position + size, _SECTOR):
         wanted = min(_SECTOR, position + size - start)
@@ -313,17 +313,17 @@ class IndexFlaw(msgspec.Struct, frozen=True):
     what: str
 
 
-def index_flaws(
+def find_index_flaws(
     fs: FileSystem, found: SegmentFindings, *, next_base: int, limit: int | None, live: bool
 ) -> Iterator[IndexFlaw]:
     """Yield the differences between a segment's index files and a rebuilt index. Raises OSError.
 
-    ``limit`` is the position from which on entries are not checked, because an appender may be adding them. It is None
-    for a sealed segment, whose last entry must be the closing entry. If the log is not ``live``, entries after the
-    limit may also be spoiled by a power cut.
+    Entries from position ``limit`` on are not checked, because an appender may be adding them, or, if the log is not
+    ``live``, a power cut may have damaged them. ``limit`` is None for a sealed segment, whose last entry must be the
+    closing entry.
 
-    Missing entries are not a flaw: the files are written after the log, and completed when needed. Entries at an
-    interval other than the current setting are not a flaw, either.
+    Missing entries are not reported: the files are written after the log, and completed when needed. Entries at an
+    interval other than the current ``index.interval.bytes`` are not reported either.
     """
     offset_bytes, time_bytes = (
         _read_index(fs, found.stem + INDEX_SUFFIX),
@@ -340,7 +340,7 @@ def index_flaws(
     if at is None and len(offsets) < count and (live or not _is_beyond(limit, offset_bytes, len(offsets))):
         at = len(offsets)
     if at is not None:
-        yield _describe(found, offset_bytes, time_bytes, at, next_base)
+        yield _describe_flaw(found, offset_bytes, time_bytes, at, next_base)
 
 
 def _read_index(fs: FileSystem, path: str) -> bytes:
@@ -357,7 +357,7 @@ def _is_beyond(limit: int | None, offset_bytes: bytes, at: int) -> bool:
 def _first_wrong_entry(
     found: SegmentFindings, offsets: Entries, times: Entries, *, next_base: int, limit: int | None
 ) -> int | None:
-    """Return the number of the first entry that contradicts the batches; None if none does."""
+    """Return the number of the first entry that contradicts the batches; None if all agree with them."""
     positions = np.frombuffer(found.positions, np.int64)
     entry_positions = offsets["position"].astype(np.int64)
     if limit is not None:
@@ -376,7 +376,7 @@ def _first_wrong_entry(
         if names_batch[number]:
             return number
         if limit is None and position in (found.size_bytes, found.whole_position):
-            true = found.end_offset <= offset <= next_base and _fits(found, stamp, found.max_timestamp)
+            true = found.end_offset <= offset <= next_base and _is_possible_timestamp(found, stamp, found.max_timestamp)
         else:
             true = any(broken.position <= position < broken.end_position for broken in found.broken)
         if not true:
@@ -384,16 +384,19 @@ def _first_wrong_entry(
     return None
 
 
-def _fits(found: SegmentFindings, stamp: int, known: int) -> bool:
-    """Return whether ``stamp``, the largest timestamp in an index entry, fits the intact batches, which have ``known``.
+def _is_possible_timestamp(found: SegmentFindings, stamp: int, known: int) -> bool:
+    """Return whether ``stamp``, the timestamp of an index entry, is possible for the batches before the entry.
 
-    It may be larger in a damaged segment: the entry may include batches that are damaged now.
+    ``known`` is the largest timestamp of their intact batches. In a damaged segment ``stamp`` may be larger, because
+    the entry was written when all batches were intact.
     """
     return stamp == known or (stamp > known and found.is_damaged)
 
 
-def _describe(found: SegmentFindings, offset_bytes: bytes, time_bytes: bytes, at: int, next_base: int) -> IndexFlaw:
-    """Return which of the two files is wrong about entry ``at``."""
+def _describe_flaw(
+    found: SegmentFindings, offset_bytes: bytes, time_bytes: bytes, at: int, next_base: int
+) -> IndexFlaw:
+    """Return the flaw of entry ``at``, in the index file that contradicts the batches."""
     offset_entry = np.frombuffer(offset_bytes, OFFSET_ENTRY, 1, at * OFFSET_ENTRY.itemsize)[0]
     time_entry = np.frombuffer(time_bytes, TIME_ENTRY, 1, at * TIME_ENTRY.itemsize)[0]
     position, relative = int(offset_entry["position"]), int(offset_entry["relative_offset"])

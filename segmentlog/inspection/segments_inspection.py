@@ -1,9 +1,9 @@
-"""Inspect the segments of a partition, and judge intact and broken bytes by their position in the log.
+"""Inspect the segments of a partition, and report broken bytes as damage or as a note.
 
-The log end decides whether a broken byte is damage. A live state page gives the log end exactly: everything before it
-is checked, and nothing after it. Otherwise (another boot, a copy) everything below the checkpoint's recovery point must
-be intact. Above it, the next open accepts batches as far as they are intact: torn bytes there are reported as a note,
-not as damage.
+Broken bytes are damage if they are before the log end. A live state page records the log end exactly: everything before
+it is checked, and nothing after it. Without a live page (after a reboot, in a copy), everything below the checkpoint's
+recovery point must be intact. Above the recovery point, the next open keeps the batches up to the first torn byte, so
+torn bytes are reported as a note.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from segmentlog.format.file_names import CHECKPOINT_FILE, LOG_SUFFIX, QUARANTINE
 from segmentlog.inspection.finding import Tally
 from segmentlog.inspection.partition_findings import Cut, Hole, PartitionFindings
 from segmentlog.inspection.producer_inspection import ProducerInspector
-from segmentlog.inspection.segment_inspection import InspectSegment, SegmentFindings, Unreadable, index_flaws
+from segmentlog.inspection.segment_inspection import InspectSegment, SegmentFindings, Unreadable, find_index_flaws
 from segmentlog.inspection.small_files import StateReader
 from segmentlog.policy.lost_ranges import skip_lost_ranges
 from segmentlog.records import LostRange
@@ -48,7 +48,7 @@ class LogInspector:
         """Inspect the segments with these base offsets."""
         found, log = self._found, self._found.state.log
         checkpoint = found.checkpoint.checkpoint
-        start_offset = self._start_now() if checkpoint or found.live else (bases[0] if bases else 0)
+        start_offset = self._read_log_start() if checkpoint or found.live else (bases[0] if bases else 0)
         if bases and bases[0] > start_offset:
             path = segment_stem(self._folder, bases[0]) + LOG_SUFFIX
             self._check_gap(path, 0, start_offset, bases[0])
@@ -56,24 +56,24 @@ class LogInspector:
         producers = ProducerInspector(self._fs, found, bases)
         for base, next_base in zip(bases, [*bases[1:], None], strict=False):
             try:
-                segment = self._inspect(base, next_base, epoch)
+                segment = self._inspect_one(base, next_base, epoch)
             except FileNotFoundError:
-                if found.live and next_base is not None and next_base <= self._start_now():
+                if found.live and next_base is not None and next_base <= self._read_log_start():
                     continue  # trimmed since the folder was listed
                 raise
             found.segments.append(segment)
             epoch = max([epoch, *segment.epochs])
             producers.check_snapshot(base)
-            is_sealed = next_base is not None and self._tail_from(base) is None
+            is_sealed = next_base is not None and self._find_tail_position(base) is None
             producers.add_segment(segment, next_base, is_sealed=is_sealed, has_caches=base not in self._paths)
         if log is not None and found.live and log.active_base_offset not in bases:
             missing = segment_stem(self._folder, log.active_base_offset) + LOG_SUFFIX
             end_offset = max([start_offset, *(segment.end_offset for segment in found.segments)])
-            self._hole(missing, -1, end_offset, log.log_end_offset, "missing: appends go to this segment")
+            self._add_hole(missing, -1, end_offset, log.log_end_offset, "missing: appends go to this segment")
         producers.finish()
         if not found.live:
             self._check_recovery_point(bases)
-            self._report_torn()
+            self._report_torn_tail()
 
     def _check_recovery_point(self, bases: list[int]) -> None:
         """Report offsets that are missing between the last segment and the recovery point."""
@@ -88,19 +88,19 @@ class LogInspector:
         ends = [segment.end_offset for segment in found.segments]
         self._check_gap(missing, -1, max([checkpoint.log_start_offset, *ends]), checkpoint.recovery_offset)
 
-    def _start_now(self) -> int:
-        """Return the log start: records below it were deleted. A log in use may be trimmed during the inspection."""
+    def _read_log_start(self) -> int:
+        """Return the current log start. It is read each time, because a process may trim the log meanwhile."""
         found, checkpoint = self._found, self._found.checkpoint.checkpoint
         if found.live and found.state.log is not None:
             log = StateReader(self._fs, self._folder).read().log
             return max(found.state.log.log_start_offset, log.log_start_offset if log else 0)
         return checkpoint.log_start_offset if checkpoint else 0
 
-    def _tail_from(self, base: int) -> int | None:
-        """Return the first position in a segment that is above the recovery point, or None.
+    def _find_tail_position(self, base: int) -> int | None:
+        """Return the first position in a segment that is above the recovery point; None if there is none.
 
-        From this position on, bytes may be torn: the next open decides which batches remain. If the state page is
-        trusted, the result is None: the page records the log end exactly.
+        Bytes from this position on may be torn, and the next open decides which batches remain. If the state page is
+        trusted, the result is None, because the page records the log end exactly.
         """
         checkpoint = self._found.checkpoint.checkpoint
         if self._found.live and self._found.state.log is not None:
@@ -109,9 +109,9 @@ class LogInspector:
             return 0
         return checkpoint.recovery_position if base == checkpoint.recovery_segment else None
 
-    def _inspect(self, base: int, next_base: int | None, epoch: int) -> SegmentFindings:
+    def _inspect_one(self, base: int, next_base: int | None, epoch: int) -> SegmentFindings:
         found, log = self._found, self._found.state.log
-        end_position, end_offset, tail_from = None, next_base, self._tail_from(base)
+        end_position, end_offset, tail_from = None, next_base, self._find_tail_position(base)
         is_active = False
         if log is not None and found.live and base == log.active_base_offset:
             end_position, end_offset, is_active = log.end_position, log.log_end_offset, True
@@ -121,14 +121,14 @@ class LogInspector:
                 self._fs, path, base, end_position=end_position, epoch=epoch, tally=self._tally
             )
         except (CorruptBatch, ObjectStoreError) as error:
-            return self._report_unread(path, base, next_base, error)
+            return self._report_unreadable_file(path, base, next_base, error)
         for position, size in segment.bad_sectors:
             found.add("damage", segment.path, "the disk cannot read these bytes", position, size)
         breaks_before = len(self._tail_breaks)
         for broken in segment.broken:
-            self._judge(segment, broken, end_offset, tail_from, is_active)
+            self._judge_damage(segment, broken, end_offset, tail_from, is_active)
         if tail_from is not None:
-            self._count_intact_after(segment, breaks_before, tail_from)
+            self._count_intact_batches(segment, breaks_before, tail_from)
         for flaw in segment.flaws:
             found.add(
                 "damage", segment.path, flaw.what, flaw.position, flaw.size_bytes, flaw.base_offset, flaw.end_offset
@@ -150,7 +150,7 @@ class LogInspector:
         return segment
 
     def _report_unreadable(self, segment: SegmentFindings, batch: Unreadable) -> None:
-        """Report an intact batch that does not decode, wherever the recovery point is: a recovery keeps it."""
+        """Report an intact batch that does not decode. A recovery keeps such a batch."""
         base_offset, end_offset, count = batch.base_offset, batch.end_offset, batch.record_count
         what = (
             f"the records of this batch do not decode ({batch.reason}). Its checksum is right, so the disk returned"
@@ -165,7 +165,9 @@ class LogInspector:
         )  # fmt: skip
         self._found.unreadable.append(cut)
 
-    def _report_unread(self, path: str, base: int, next_base: int | None, error: SegmentlogError) -> SegmentFindings:
+    def _report_unreadable_file(
+        self, path: str, base: int, next_base: int | None, error: SegmentlogError
+    ) -> SegmentFindings:
         """Report a segment that is only in the object store and cannot be read.
 
         `repair` cuts it out only if the object store reports that its object does not exist.
@@ -181,13 +183,20 @@ class LogInspector:
             self._found.add("warning", path, f"it is only in the object store, and was not checked: {error}")
         return SegmentFindings(base, path, size_bytes, size_bytes, end_offset)
 
-    def _judge(self, segment: SegmentFindings, broken: DamagedRange, end_offset: int | None, tail_from: int | None,
-               is_active: bool) -> None:  # fmt: skip
+    def _judge_damage(
+        self,
+        segment: SegmentFindings,
+        broken: DamagedRange,
+        end_offset: int | None,
+        tail_from: int | None,
+        is_active: bool,
+    ) -> None:
+        """Report broken bytes as damage, or remember them as part of a torn tail. Zeros at the end are a note."""
         found = self._found
         size = broken.end_position - broken.position
         if broken.blank and not is_active:
             if tail_from is None:
-                what = f"{size} zeros after the last batch: preallocated, and never cut off"
+                what = f"{size} zeros after the last batch: preallocated space that was never truncated"
                 found.add("note", segment.path, what, broken.position, size)
             return
         error = broken.error
@@ -207,8 +216,8 @@ class LogInspector:
         found.cuts.append(cut)
         found.add("damage", segment.path, why, cut.position, size, cut.base_offset, cut.end_offset)
 
-    def _count_intact_after(self, segment: SegmentFindings, breaks_before: int, tail_from: int) -> None:
-        """Count the intact batches after torn bytes, and the breaks that have intact batches after them."""
+    def _count_intact_batches(self, segment: SegmentFindings, breaks_before: int, tail_from: int) -> None:
+        """Count the intact batches that follow torn bytes, and the torn ranges that intact batches follow."""
         self._intact_after_breaks += len(segment.positions) if breaks_before else segment.count_intact_after(tail_from)
         if segment.positions:
             mine = self._tail_breaks[breaks_before:]
@@ -225,13 +234,13 @@ class LogInspector:
         if tail_from and checkpoint is not None:
             if segment.size_bytes < tail_from:
                 what = f"{tail_from - segment.size_bytes} bytes below the recovery point are missing"
-                self._hole(segment.path, segment.size_bytes, segment.end_offset, checkpoint.recovery_offset, what)
+                self._add_hole(segment.path, segment.size_bytes, segment.end_offset, checkpoint.recovery_offset, what)
             elif not segment.is_boundary(tail_from):
                 what = f"the recovery point, byte {tail_from}, is inside a batch"
                 found.add("damage", f"{self._folder}/{CHECKPOINT_FILE}", what)
         if end_position is not None and segment.size_bytes < end_position:
             what = f"{end_position - segment.size_bytes} bytes before the end of the log are missing"
-            self._hole(segment.path, segment.size_bytes, segment.end_offset, end_offset or 0, what)
+            self._add_hole(segment.path, segment.size_bytes, segment.end_offset, end_offset or 0, what)
             return
         covered = any(broken.following_offset is None and (not broken.blank or is_active) for broken in segment.broken)
         if end_offset is None or covered or segment.end_offset == end_offset:
@@ -250,14 +259,14 @@ class LogInspector:
         return tuple(sorted(checkpoint.lost_ranges, key=lambda lost: lost.base_offset)) if checkpoint else ()
 
     def _check_gap(self, path: str, position: int, base_offset: int, end_offset: int) -> None:
-        """Report a gap unless lost ranges explain it: compaction leaves no gaps."""
+        """Report a gap in the offsets, unless lost ranges account for it. Compaction leaves no gaps."""
         # Records below the log start were deleted, and the log may start inside a lost range.
-        base_offset = skip_lost_ranges(self._lost_ranges(), max(base_offset, self._start_now()))
+        base_offset = skip_lost_ranges(self._lost_ranges(), max(base_offset, self._read_log_start()))
         if base_offset < end_offset:
             what = "no batch has these offsets, and no lost range accounts for them"
-            self._hole(path, position, base_offset, end_offset, what)
+            self._add_hole(path, position, base_offset, end_offset, what)
 
-    def _hole(self, path: str, position: int, base_offset: int, end_offset: int, what: str) -> None:
+    def _add_hole(self, path: str, position: int, base_offset: int, end_offset: int, what: str) -> None:
         self._found.holes.append(Hole(base_offset, end_offset, what))
         self._found.add("damage", path, what, position, 0, base_offset, end_offset)
 
@@ -282,7 +291,7 @@ class LogInspector:
             limit = segment.whole_position  # a recovery rebuilds the index of the last segment
         following = segment.end_offset if next_base is None else next_base
         for pause_s in (_PAUSE_S, 0):  # twice, because an appender may be writing entries just now
-            flaws = list(index_flaws(self._fs, segment, next_base=following, limit=limit, live=tail_from is None))
+            flaws = list(find_index_flaws(self._fs, segment, next_base=following, limit=limit, live=tail_from is None))
             if not flaws:
                 return
             time.sleep(pause_s)
@@ -292,8 +301,8 @@ class LogInspector:
 
     # ------------------------------------------------------------ the torn tail
 
-    def _report_torn(self) -> None:
-        """Report everything above the recovery point that the next open will remove, as one finding."""
+    def _report_torn_tail(self) -> None:
+        """Report all torn bytes above the recovery point as one finding: the next open removes them."""
         found = self._found
         if not self._tail_breaks:
             return

@@ -52,7 +52,7 @@ class CheckpointFindings(msgspec.Struct, frozen=True):
 
 
 def read_checkpoint(fs: FileSystem, path: str) -> CheckpointFindings:
-    """Read both slots of a checkpoint file, in whatever state it is. Raises OSError."""
+    """Read both slots of a checkpoint file, which may be damaged or missing. Raises OSError."""
     try:
         data = read_file(fs, path)
     except FileNotFoundError:
@@ -75,8 +75,8 @@ def read_checkpoint(fs: FileSystem, path: str) -> CheckpointFindings:
     return CheckpointFindings(newest[1], tuple(bad), tuple(stray))
 
 
-def checkpoint_flaws(checkpoint: Checkpoint) -> Iterator[str]:
-    """Yield the contradictions in a checkpoint whose checksum is right."""
+def find_checkpoint_flaws(checkpoint: Checkpoint) -> Iterator[str]:
+    """Yield the contradictions in a checkpoint with a valid checksum."""
     epochs, ranges = checkpoint.epochs, checkpoint.lost_ranges
     for before, after in pairwise(epochs):
         if after.epoch <= before.epoch or after.start_offset < before.start_offset:
@@ -138,13 +138,13 @@ class StateReader:
                 size = self._fs.fstat(fd).st_size
                 return StateFindings(why=f"{size} bytes long, not {PAGE_SIZE}; the next open creates it again")
             try:
-                return self._judge(page, fd)
+                return self._check_page(page, fd)
             finally:
                 page.close()
         finally:
             self._fs.close(fd)
 
-    def _judge(self, page: StatePage, fd: int) -> StateFindings:
+    def _check_page(self, page: StatePage, fd: int) -> StateFindings:
         boot_id, folder = self._fs.boot_id(), self._fs.stat(self._folder)
         if page.is_valid_for(boot_id, folder):
             reason = distrust_reason(self._fs, self._folder, page, fd)
@@ -170,7 +170,7 @@ class StateReader:
 
 
 def check_grant(fs: FileSystem, folder: str) -> Iterator[Finding]:
-    """Check the ``grant`` file, if there is one: it limits the offsets that may be assigned."""
+    """Check the ``grant`` file if it exists. It limits the offsets that may be assigned."""
     path = f"{folder}/{GRANT_FILE}"
     try:
         grant = decode_grant(read_file(fs, path))
@@ -185,7 +185,7 @@ def check_grant(fs: FileSystem, folder: str) -> Iterator[Finding]:
 
 
 def check_ship_file(fs: FileSystem, folder: str) -> Iterator[Finding]:
-    """Check the file ``@ship``, if there is one: JSON with the URL that the store is shipped to."""
+    """Check the file ``@ship`` if it exists: JSON with the URL that the store is shipped to."""
     path = f"{folder}/{SHIP_FILE}"
     try:
         document = json.loads(read_file(fs, path))
@@ -212,7 +212,7 @@ def check_store_file(fs: FileSystem, folder: str) -> Iterator[Finding]:
         yield Finding("damage", path, f"not JSON with 'format' and 'store_id' ({error}); restore it from a backup")
     else:
         if version not in READABLE_FORMATS:
-            yield Finding("damage", path, _unknown_format(version))
+            yield Finding("damage", path, _describe_unknown_format(version))
         elif document.get("upgrading"):
             what = f"the upgrade to format {version} was interrupted; the next open for writing continues it"
             yield Finding("note", path, what)
@@ -233,7 +233,7 @@ def read_topic_file(fs: FileSystem, folder: str) -> tuple[int | None, TopicConfi
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, SegmentlogError) as error:
         return None, TopicConfig(), [Finding("damage", path, f"{error}; {advice}")]
     if version not in READABLE_FORMATS:
-        return None, config, [Finding("damage", path, _unknown_format(version))]
+        return None, config, [Finding("damage", path, _describe_unknown_format(version))]
     if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= MAX_PARTITIONS:
         return None, config, [Finding("damage", path, f"{count!r} partitions; {advice}")]
     if version != 1 and not is_topic_id(document.get("id")):
@@ -253,5 +253,5 @@ def read_topic_id(fs: FileSystem, folder: str) -> str | None:
     return topic_id if is_topic_id(topic_id) else None
 
 
-def _unknown_format(version: object) -> str:
+def _describe_unknown_format(version: object) -> str:
     return f"format {version!r}, but this version reads {' and '.join(map(str, READABLE_FORMATS))}"

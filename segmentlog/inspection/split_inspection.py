@@ -3,8 +3,8 @@
     list_segment_jobs -> split -> inspect_job, in any process -> KnownSegments -> inspect_store
 
 Results are packed for transport. A result is used only if the file still has the bytes that were inspected. Every other
-segment is inspected again, in this process. So the findings are those of a single process, word for word, and a failure
-elsewhere costs only time.
+segment is inspected again, in this process. So the findings equal those of a single process, and a failure in another
+process costs only time.
 """
 
 from __future__ import annotations
@@ -77,10 +77,11 @@ def list_segment_jobs(fs: FileSystem, path: str, topic: str) -> list[SegmentJob]
     return jobs
 
 
-def split(jobs: Sequence[SegmentJob], workers: int) -> list[list[SegmentJob]]:
-    """Split jobs into shares of similar size, the largest first: at least 64 MiB each, unless workers would stay idle.
+def split_jobs(jobs: Sequence[SegmentJob], workers: int) -> list[list[SegmentJob]]:
+    """Split jobs into shares of similar size, the largest first.
 
-    Smaller shares do not pay, because starting one costs as much as inspecting a few megabytes.
+    A share has at least 64 MiB, unless workers would stay idle. A smaller share would not be worth its start, which
+    costs as much as inspecting a few megabytes.
     """
     total = sum(job.size_bytes for job in jobs)
     count = min(len(jobs), max(workers, total // _SHARE_BYTES_MIN))
@@ -112,7 +113,7 @@ class KnownSegments:
 
     def __init__(self, results: Iterable[SegmentResult]) -> None:
         self._results = {segment.path: segment for segment in results}
-        self.inspected_here = 0
+        self.inspected_locally = 0
         """The number of segments without a result that is still valid."""
 
     def __call__(
@@ -130,7 +131,7 @@ class KnownSegments:
                 tally.records += result.records
                 tally.add_bytes(found.end_position)
                 return found
-        self.inspected_here += 1
+        self.inspected_locally += 1
         return inspect_segment(fs, path, base, end_position=end_position, epoch=epoch, tally=tally)
 
 
@@ -141,9 +142,9 @@ _TRACKED_FIELDS = len(Tracked.__struct_fields__) - 1
 
 
 def pack(found: SegmentFindings) -> bytes:
-    """Pack findings: less than a byte for a batch, ten for a batch with a producer.
+    """Pack findings. A batch takes less than one byte, and a batch with a producer takes ten.
 
-    A pickle needs 32 bytes for a batch, and about 72 with a producer.
+    A pickle would take 32 bytes for a batch, and about 72 for a batch with a producer.
     """
     batches = _pack_table([np.frombuffer(getattr(found, name), np.int64) for name in _COLUMNS])
     rows = [msgspec.structs.astuple(batch)[:-1] for batch in found.tracked]

@@ -47,9 +47,9 @@ from segmentlog.storage.segment import list_segments
 
 
 def list_topics(fs: FileSystem, path: str) -> list[str]:
-    """Return the folders of the store that are topics, or were: with a ``topic.json`` or a numbered folder.
+    """Return the folders with a ``topic.json`` or a numbered subfolder: topics, also with missing or damaged files.
 
-    Raises `StoreVersionError` for a folder without any part of a store.
+    Raises `StoreVersionError` if the path is not a folder, or has neither a topic nor a ``store.json``.
     """
     try:
         names = sorted(fs.listdir(path))
@@ -75,14 +75,14 @@ def list_partitions(fs: FileSystem, folder: str) -> tuple[list[int], TopicConfig
     existing = {int(name) for name in fs.listdir(folder) if name.isdecimal() and str(int(name)) == name}
     if count is None:
         return sorted(existing), config, findings
-    beyond = [number for number in sorted(existing) if number >= count and _holds_a_log(fs, f"{folder}/{number}")]
+    beyond = [number for number in sorted(existing) if number >= count and _has_log(fs, f"{folder}/{number}")]
     if beyond and read_topic_file(fs, folder)[0] == count:  # else partitions are being added just now
         what = f"{count} partitions, but the folder of partition {beyond[-1]} contains a log, which is never read"
         findings.append(Finding("damage", f"{folder}/{TOPIC_FILE}", what))
     return list(range(count)), config, findings
 
 
-def _holds_a_log(fs: FileSystem, folder: str) -> bool:
+def _has_log(fs: FileSystem, folder: str) -> bool:
     return fs.is_folder(folder) and bool(list_segments(fs, folder))
 
 
@@ -92,8 +92,8 @@ def inspect_store(
 ) -> Iterator[Finding]:  # fmt: skip
     """Check a store, or one topic of it. Raises `StoreVersionError`, `UnknownTopic`, OSError.
 
-    ``inspect`` inspects a segment, or returns an earlier result for it. So most of the work can be done in other
-    processes, and every finding is still made here.
+    ``inspect`` inspects a segment, or returns an earlier result for it. So other processes can do most of the work, and
+    this process still creates every finding.
     """
     fs, tally = fs or FileSystem(), tally or Tally()
     topics = list_topics(fs, path)
@@ -106,16 +106,16 @@ def inspect_store(
         yield from inspect_topic(fs, path, name, tally, inspect)
     if topic is None:
         yield from check_ship_file(fs, path)
-        yield from _duplicate_ids(fs, path, topics)
+        yield from _report_duplicate_ids(fs, path, topics)
         known = {STORE_FILE, ADMINISTRATION_FILE, GROUPS_FOLDER, PRODUCERS_FOLDER, STAGING_FOLDER, SERVER_FILE, *topics}
         known |= {REPLICA_FILE, REPLICA_STATUS_FILE, RESTORING_FILE, UPLOADS_FILE, NetworkMark.FILE}
         for name in (USERS_FILE, ACLS_FILE, SCHEMAS_FILE, PRODUCER_IDS_FILE, SHIP_FILE):
             known |= {name, name + FILE_LOCK_SUFFIX}
-        yield from _unknown_files(fs, path, known, "not a topic, and not a file of this store")
+        yield from _report_unknown_files(fs, path, known, "not a topic, and not a file of this store")
 
 
-def _duplicate_ids(fs: FileSystem, path: str, topics: list[str]) -> Iterator[Finding]:
-    """Report topics with the same id, from a copied folder: groups and transactions would confuse them."""
+def _report_duplicate_ids(fs: FileSystem, path: str, topics: list[str]) -> Iterator[Finding]:
+    """Report topics with the same id: the folder of one was copied. Groups and transactions would confuse them."""
     names: dict[str, str] = {}
     for topic in topics:
         topic_id = read_topic_id(fs, f"{path}/{topic}")
@@ -138,7 +138,7 @@ def inspect_topic(
     for found in inspect_partitions(fs, path, topic, tally, inspect):
         yield from found.findings
     known = {TOPIC_FILE, *map(str, numbers)}
-    yield from _unknown_files(fs, folder, known, "not a file of this topic", topic)
+    yield from _report_unknown_files(fs, folder, known, "not a file of this topic", topic)
 
 
 def inspect_partitions(
@@ -156,7 +156,7 @@ def inspect_partitions(
             yield found
 
 
-def size_of(fs: FileSystem, path: str, topics: list[str]) -> int:
+def find_segments_size(fs: FileSystem, path: str, topics: list[str]) -> int:
     """Return the size of all segment files, for the total of a progress bar."""
     total = 0
     for topic in topics:
@@ -166,7 +166,9 @@ def size_of(fs: FileSystem, path: str, topics: list[str]) -> int:
     return total
 
 
-def _unknown_files(fs: FileSystem, folder: str, known: set[str], what: str, topic: str = "") -> Iterator[Finding]:
+def _report_unknown_files(
+    fs: FileSystem, folder: str, known: set[str], what: str, topic: str = ""
+) -> Iterator[Finding]:
     for name in sorted(fs.listdir(folder)):
         if name in known or name == "lost+found" or name.endswith(TEMPORARY_SUFFIX):
             continue

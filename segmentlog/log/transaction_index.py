@@ -47,7 +47,7 @@ class SegmentAborts(msgspec.Struct):
     position: int = 0
     aborted: list[AbortedTransaction] = []
     sealed: bool = False
-    is_kept: bool = False
+    is_stored: bool = False
     """Whether the segment's ``.txnindex`` contains these aborts."""
 
 
@@ -122,7 +122,7 @@ class AbortedTransactions:
             self._segments[base] = SegmentAborts(end, aborted)
             return
         found = self._segments[base] = read_sealed_aborts(handle, base, context, known)
-        if not found.is_kept and not handle.read_only:
+        if not found.is_stored and not handle.read_only:
             with failures_ignored():  # the file is a cache: without it the next process scans the segment
                 write_txn_index(handle, base, found)
 
@@ -141,7 +141,7 @@ def read_sealed_aborts(
         with contextlib.suppress(FileNotFoundError, MalformedProducerFile):
             size_bytes, aborted = decode_aborted(read_file(handle.fs, stem + ABORTED_SUFFIX))
             if size_bytes == end:
-                return SegmentAborts(end, aborted, sealed=True, is_kept=True)
+                return SegmentAborts(end, aborted, sealed=True, is_stored=True)
     known = known or SegmentAborts()
     mapped = handle.map_segment(base)
     end = len(mapped.view)

@@ -27,29 +27,29 @@ class Line(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that this line takes of the buffer's limit: its value, and an estimate for the other fields."""
+        """Approximate bytes that this line takes in the buffer."""
         return len(self.value) + 200
 
 
 class Buffer:
-    """Lines in order, with counters. Thread-safe. A forked child's buffer is empty: its parent appends the lines."""
+    """Bounded queue of lines. Thread-safe. In a forked child it starts empty, because the parent appends the lines."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._mutex = fork_safety.reentrant_lock(self, "_mutex")
-        fork_safety.on_fork(self, "_forget_parent")
-        self._forget_parent()
+        fork_safety.on_fork(self, "_reset_after_fork")
+        self._reset_after_fork()
 
-    def _forget_parent(self) -> None:
+    def _reset_after_fork(self) -> None:
         self._lines: SimpleQueue[Line] = SimpleQueue()
-        self._news = InterruptSafeCondition()
+        self._removed = InterruptSafeCondition()
         self._bytes = self._put = self._done = self.dropped = 0
         self._is_stuck = False
 
     def put(self, line: Line, block_s: float) -> bool:
-        """Add a line; wait up to ``block_s`` for room. Return False if there is none: the line counts as dropped.
+        """Add a line, after waiting up to ``block_s`` for room. Return False if the line was dropped for lack of room.
 
-        After a time-out, later calls do not wait at all, until the buffer has room again.
+        After such a drop, later calls do not wait until the buffer has room again.
         """
         ends_s = 0.0
         while True:
@@ -68,7 +68,7 @@ class Buffer:
             time.sleep(min(_CHECK_S, ends_s - now_s))
 
     def take(self, max_bytes: int) -> Iterator[Line]:
-        """Yield lines to append, oldest first. The caller must call `done` for each afterwards."""
+        """Yield lines of at most about ``max_bytes``, oldest first. The caller must pass each to `remove` later."""
         left_bytes = max_bytes
         while left_bytes > 0:
             try:
@@ -78,14 +78,14 @@ class Buffer:
             left_bytes -= line.size_bytes
             yield line
 
-    def done(self, lines: list[Line]) -> None:
-        """Remove lines that were appended or dropped."""
+    def remove(self, lines: list[Line]) -> None:
+        """Remove lines that `take` returned, after they were appended or dropped."""
         if lines:
             with self._mutex:
                 self._bytes -= sum(line.size_bytes for line in lines)
                 self._done += len(lines)
                 self._is_stuck = False
-            self._news.notify_all()
+            self._removed.notify_all()
 
     def drop(self, count: int) -> None:
         """Add to the number of dropped lines."""
@@ -105,4 +105,4 @@ class Buffer:
     def wait(self, timeout_s: float) -> bool:
         """Wait until all present lines are appended or dropped; return False after ``timeout_s``."""
         upto = self._put
-        return self._news.wait_for(lambda: self._done >= upto, timeout_s)
+        return self._removed.wait_for(lambda: self._done >= upto, timeout_s)

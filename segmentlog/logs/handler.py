@@ -51,7 +51,10 @@ _OF_THE_RECORD: Final = (RecordTooLarge, InvalidRecord)
 
 
 class _NoLock:
-    """Replaces `logging.Handler.lock`: if one thread waits for room, the lock would make all logging threads wait."""
+    """Replacement of `logging.Handler.lock` that does nothing.
+
+    With the real lock, a thread that waits for room in the buffer would make all other logging threads wait.
+    """
 
     def acquire(self, *_: object) -> bool:
         return True
@@ -80,13 +83,14 @@ class LogHandler(logging.Handler):
                   at once, until the buffer has room again
     flush_ms      how long `flush` and `close` wait
 
-    A call renders the record and leaves it to a thread. `dropped` counts dropped records, and a later log record
-    reports their number. An append that fails, for example because the disk is full, is repeated; `handleError` is
-    called once for each such period. Log records of segmentlog itself from this thread are ignored: appending them
-    would cause further log records, without end. Formatters are not used.
+    A call renders the record and puts it into the buffer; a background thread appends it. `dropped` counts dropped
+    records, and a later log record reports their number. An append that fails, for example because the disk is full, is
+    repeated until it succeeds; `handleError` is called once for each series of failures. The handler ignores log
+    records of segmentlog from its own thread, because appending them would cause further log records. Formatters are
+    not used.
 
-    Any number of processes may log to one topic. A forked child's handler gets a thread of its own. A record is
-    appended once; if the process dies, records of the last milliseconds are usually lost.
+    Any number of processes may log to one topic. A forked child's handler starts its own thread. A record is appended
+    once; if the process dies, records of the last milliseconds are usually lost.
     """
 
     def __init__(
@@ -126,16 +130,16 @@ class LogHandler(logging.Handler):
         """Lines that are appended but not yet on disk, with an ``ack`` that requires it."""
         self._producer: Producer | None = None
         self._reported_dropped = 0
-        self._is_failing = self._is_unshipped = self._is_called = self._closed_for_good = False
+        self._is_failing = self._is_unshipped = self._is_woken = self._closed_for_good = False
         self._retry_s = 0.0
-        self._appending = 0
-        """Ident of the thread that is appending."""
-        self._turn = fork_safety.lock(self, "_turn")
-        """Held while appending: by the thread, or by the caller of `flush` if there is no thread."""
+        self._appending_thread = 0
+        """Ident of the thread that is appending; 0 if none is."""
+        self._append_lock = fork_safety.lock(self, "_append_lock")
+        """Held by the thread that appends: the background thread, or a caller of `flush` if that is not running."""
         self._path = None if isinstance(store, LogStore) else os.fspath(store)
         self._store = store if isinstance(store, LogStore) else LogStore(store)
-        self._worker = BackgroundThread("logs", self._tick)
-        fork_safety.on_fork(self, "_forget_parent")
+        self._worker = BackgroundThread("logs", self._run_cycle)
+        fork_safety.on_fork(self, "_reset_after_fork")
         try:
             self._ensure_topic()
             self._producer = self._store.producer(ack=ack, linger_ms=1000, tracing="off")
@@ -144,21 +148,21 @@ class LogHandler(logging.Handler):
             raise
         _handlers.add(self)
 
-    def _forget_parent(self) -> None:
-        """In a forked child: the parent appends the waiting lines."""
+    def _reset_after_fork(self) -> None:
+        """Drop the buffered lines in a forked child, because the parent appends them."""
         self._pending, self._unsynced, self._producer = [], [], None
-        self._reported_dropped = self._appending = 0
-        self._is_failing = self._is_unshipped = self._is_called = False
+        self._reported_dropped = self._appending_thread = 0
+        self._is_failing = self._is_unshipped = self._is_woken = False
 
     def createLock(self) -> None:
-        """Set a lock that does nothing: this handler needs no exclusion."""
+        """Set a lock that does nothing, because this handler needs no exclusion."""
         self.lock = _NoLock()  # type: ignore[assignment]
 
     # ------------------------------------------------------------ logging
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Render a record, and leave it to the thread."""
-        is_own = threading.get_ident() == self._appending
+        """Render a record, and put it into the buffer for the thread."""
+        is_own = threading.get_ident() == self._appending_thread
         if is_own and record.name.partition(".")[0] == "segmentlog":
             return
         try:
@@ -193,8 +197,8 @@ class LogHandler(logging.Handler):
                 worker.ensure_running()
             except RuntimeError:  # too late in the life of the program: `flush` appends
                 return
-        if not self._is_called and not self._is_failing:  # after a failure the thread retries by itself
-            self._is_called = True
+        if not self._is_woken and not self._is_failing:  # after a failure the thread retries by itself
+            self._is_woken = True
             worker.wake()
 
     @property
@@ -203,19 +207,19 @@ class LogHandler(logging.Handler):
         return self._buffer.dropped
 
     def flush(self) -> None:
-        """Wait until all records are appended, up to ``flush_ms``."""
+        """Wait up to ``flush_ms`` until all records are appended."""
         self.flush_within(self._flush_s)
 
     def flush_within(self, timeout_s: float) -> bool:
-        """Wait up to ``timeout_s``; return False if some records are not appended."""
-        if threading.get_ident() == self._appending:
+        """Wait up to ``timeout_s`` until all records are appended. Return whether they are."""
+        if threading.get_ident() == self._appending_thread:
             return False
         if self._worker.is_running:
             self._worker.wake()
             return self._buffer.wait(timeout_s)
         ends_s = time.monotonic() + timeout_s
         while not self._buffer.is_empty and time.monotonic() < ends_s:
-            pause_s = self._tick()
+            pause_s = self._run_cycle()
             if not self._buffer.is_empty:
                 time.sleep(max(min(pause_s, ends_s - time.monotonic()), 0.0))
         return self._buffer.is_empty
@@ -223,7 +227,10 @@ class LogHandler(logging.Handler):
     flushed = flush_within  # its name until version 0.1
 
     def close(self) -> None:
-        """Flush, up to ``flush_ms``, and drop later records. Closes a store that was given as a folder. Idempotent."""
+        """Flush for up to ``flush_ms``, and drop all later records. Idempotent.
+
+        Closes the store if the handler opened it.
+        """
         if not self._closed_for_good:
             ends_s = time.monotonic() + self._flush_s
             self.flush_within(self._flush_s)
@@ -245,16 +252,17 @@ class LogHandler(logging.Handler):
 
     # ------------------------------------------------------------ appending, in the thread
 
-    def _tick(self) -> float:
-        with try_lock(self._turn) as is_free:
+    def _run_cycle(self) -> float:
+        """Append the buffered lines. Return the seconds until the next cycle."""
+        with try_lock(self._append_lock) as is_free:
             if not is_free:  # `flush` found no thread, and then one started: both would append the same lines
                 return _CHECK_S
-            self._appending = threading.get_ident()
-            self._is_called = False  # before the check: later records wake the thread again
+            self._appending_thread = threading.get_ident()
+            self._is_woken = False  # before the check: later records wake the thread again
             try:
                 return self._append_all()
             finally:
-                self._appending = 0
+                self._appending_thread = 0
 
     def _append_all(self) -> float:
         while True:
@@ -281,14 +289,14 @@ class LogHandler(logging.Handler):
         return _IDLE_S
 
     def _append(self, lines: list[Line]) -> int:
-        """Append lines; return how many were acknowledged as ``ack`` requires. Lines to retry become pending."""
+        """Append lines. Return the number of lines that ``ack`` counts as acknowledged; the others are retried."""
         from segmentlog.producing.producer import passed_at
 
         sent: list[tuple[Line, Any]] = []
         given_up: list[Line] = []
         first: Exception | None = None
         try:
-            producer = self._ready_producer()
+            producer = self._open_producer()
             try:
                 for line in lines:
                     try:
@@ -331,15 +339,15 @@ class LogHandler(logging.Handler):
         self._is_unshipped = unshipped is not None
         if first is not None:
             self._handle_failure(first)  # before `done`, so that `flush` returns after the error was reported
-        self._buffer.done([line for line in lines if id(line) not in waiting])
+        self._buffer.remove([line for line in lines if id(line) not in waiting])
         return len(lines) - len(waiting) - len(given_up)
 
     def _sync(self) -> int:
-        """Sync lines that were appended but not synced; return how many were."""
+        """Fsync the lines that are appended but not durable. Return the number of fsynced lines."""
         if not self._unsynced:
             return 0
         try:
-            self._ready_producer()
+            self._open_producer()
             for partition in self._store.topic(self.topic).partitions():
                 partition.flush()
         except (SegmentlogError, OSError) as error:
@@ -347,10 +355,10 @@ class LogHandler(logging.Handler):
             if self._path is not None or not isinstance(error, StoreClosed):
                 return 0
         lines, self._unsynced = self._unsynced, []
-        self._buffer.done(lines)
+        self._buffer.remove(lines)
         return len(lines)
 
-    def _ready_producer(self) -> Producer:
+    def _open_producer(self) -> Producer:
         if self._producer is None:
             if self._store.is_closed and self._path is not None:
                 # At exit, stores are closed before the last record is logged. Threads are not needed then.
@@ -371,7 +379,10 @@ class LogHandler(logging.Handler):
                 pass
 
     def _handle_failure(self, error: Exception) -> None:
-        """Recover from an error if possible, and report it once."""
+        """Close the producer or the store if the error requires it: the next cycle opens it again.
+
+        Report the first error of a series.
+        """
         if isinstance(error, StoreClosed | PartitionFailed | UnknownTopic):
             producer, self._producer = self._producer, None
             if producer is not None:

@@ -53,7 +53,7 @@ def render(record: logging.LogRecord, message: str, static: Mapping[str, Any]) -
 
 
 def _plain(value: Any) -> Any:
-    """Return the value if JSON can represent it, else its text."""
+    """Return the value if JSON can represent it, or else its `str`."""
     try:
         msgspec.json.decode(_encoder.encode(value))
     except Exception:

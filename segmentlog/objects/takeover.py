@@ -71,7 +71,10 @@ def take_over(
     elif fs.exists(f"{path}/{STORE_FILE}") and not fs.exists(f"{path}/{RESTORING_FILE}"):
         raise ShippingRefused(bucket.url, f"{path} is a store that is shipped; take over into an empty folder")
     elif binding.url != bucket.url:
-        raise ShippingRefused(bucket.url, f"{path} contains an unfinished takeover of {binding.url}")
+        raise ShippingRefused(
+            bucket.url,
+            f"{path} contains an unfinished takeover of {binding.url}; resume that takeover, or choose an empty folder",
+        )
     bound = _become_owner(bucket, path, fs, binding, manifest, tag, clock.now_ms(), nodes, force=force)
     return restore(
         bucket, path, fs=fs, parallel=parallel, progress=progress,

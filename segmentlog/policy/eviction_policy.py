@@ -32,7 +32,10 @@ class EvictionCandidate(NamedTuple):
 
 def is_tiered(config: TopicConfig) -> bool:
     """Return whether the topic's configuration can ever cause an eviction."""
-    return config.remote_storage_enable and not config.kept_here_ms == config.kept_here_bytes == UNLIMITED
+    return (
+        config.remote_storage_enable
+        and not config.effective_local_retention_ms == config.effective_local_retention_bytes == UNLIMITED
+    )
 
 
 def evictable_segments(
@@ -46,8 +49,13 @@ def evictable_segments(
         if segment.is_remote or not segment.size_bytes:
             continue
         left_bytes -= segment.size_bytes
-        is_old = config.kept_here_ms != UNLIMITED and now_ms - segment.newest_ms > config.kept_here_ms
-        is_much = config.kept_here_bytes != UNLIMITED and left_bytes >= config.kept_here_bytes
+        is_old = (
+            config.effective_local_retention_ms != UNLIMITED
+            and now_ms - segment.newest_ms > config.effective_local_retention_ms
+        )
+        is_much = (
+            config.effective_local_retention_bytes != UNLIMITED and left_bytes >= config.effective_local_retention_bytes
+        )
         if not segment.is_shipped or not (is_old or is_much):
             return
         yield segment

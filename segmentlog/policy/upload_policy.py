@@ -306,6 +306,15 @@ def _is_extension(
     return True
 
 
+def is_untouched(log_end_offset: int, requested_offset: int, offset_grant: int) -> bool:
+    """Return whether no append was tried since a takeover: the log resumed at the end of its grant.
+
+    Such a log needs no offsets until an append requests them. The next takeover or restore would skip all offsets of a
+    grant, used or not. A partition that was just added has a grant of 0 offsets, and gets more without a request.
+    """
+    return requested_offset == log_end_offset == offset_grant > 0
+
+
 def extend_grant(end_offset: int, offset_grant: int, records_per_s: float) -> int:
     """Return the offset grant for a log that ends at ``end_offset``.
 

@@ -1,6 +1,7 @@
 """Gather records in chunks, seal chunks that are full or have lingered, and send them in order.
 
-The thread that seals a chunk sends it, or leaves it to the thread that is already sending chunks of the topic.
+The thread that seals a chunk also sends it, unless another thread is already sending chunks of the topic: then that
+thread sends it, too.
 """
 
 from __future__ import annotations
@@ -30,24 +31,24 @@ if TYPE_CHECKING:
 
 _CHECK_S = 1.0
 _SPREAD_CHUNK_MAX_BYTES = 8 << 20
-"""Maximum size of a chunk for many partitions. While a chunk is sent, the next fills: twice this in memory."""
+"""Maximum size of a chunk for many partitions. Two such chunks can be in memory: one is sent while the next fills."""
 
 
 class AccumulatorHooks(Protocol):
-    """Callbacks of a producer whose chunks are sent by other threads."""
+    """Callbacks that a producer sets if other threads send its chunks."""
 
     def on_chunk_started(self) -> None:
-        """Handle a chunk that starts to linger, in the thread of its first record. An exception prevents the chunk."""
+        """Called before a chunk is created, by the thread that adds its first record. An exception prevents it."""
 
     def on_sealed(self, topic: str) -> None:
-        """Handle a topic that has chunks to send with `Accumulator.send_queued`."""
+        """Called when a chunk was sealed: `Accumulator.send_queued` must be called for its topic."""
 
     def on_sent(self) -> None:
-        """Handle a chunk that was sent or has failed."""
+        """Called when a chunk was sent or has failed."""
 
 
 class Accumulator:
-    """Gathers a producer's records in one chunk per topic, and sends them. Thread-safe; one send lock per topic."""
+    """Gathers a producer's records in one chunk per topic, and sends them. Thread-safe; each topic has a send lock."""
 
     def __init__(
         self, topics: Topics, identity: ProducerIdentity | None, options: ProducerOptions, *, background: bool
@@ -55,13 +56,13 @@ class Accumulator:
         self.is_closed = False
         """Whether new records are rejected; records sent before can still be flushed."""
         self.chunks: dict[str, Chunk] = {}
-        """By topic: the chunk that takes records."""
+        """By topic: the chunk to which `send` adds records."""
         self.senders: dict[str, threading.Lock] = {}
-        """By topic: held while appending, so that records keep their order."""
+        """By topic: the lock for appending, so that records keep their order."""
         self.failure: Exception | None = None
         """First failure that no call has raised yet."""
         self._unreported: dict[str, list[Exception]] = {}
-        """By topic: failures that kept records from being appended, until a call of the user raises them."""
+        """By topic: errors because of which records were not appended, and which no call of the user has raised yet."""
         self._dispatcher = PartitionDispatcher(topics, identity, options.partitioner, options.ack)
         self.topics = self._dispatcher.topics
         self._queued: dict[str, deque[Chunk]] = {}
@@ -72,13 +73,13 @@ class Accumulator:
         self._mutex = fork_safety.lock(self, "_mutex")
         self._sent = InterruptSafeCondition()
         self.hooks: AccumulatorHooks | None = None
-        """Set if other threads send the chunks, and other code waits for them."""
+        """Set if other threads send the chunks."""
         self._lingerer = BackgroundThread("linger", self.send_lingering) if background and options.linger_ms else None
         self._lingerer_sleeps = True
         fork_safety.on_fork(self, "_forget_sent")
 
     def _forget_sent(self) -> None:
-        """In a forked child: forget records sent before the fork, which the parent appends."""
+        """In a forked child: forget records that were sent before the fork. The parent appends them."""
         for known in (self.chunks, self._queued, self.senders, self.topics, self._unreported):
             known.clear()
         self.failure = None
@@ -88,9 +89,10 @@ class Accumulator:
     # ------------------------------------------------------------ filling
 
     def open_chunk(self, topic: str, producer: object) -> Chunk:
-        """Return the chunk that takes records of a topic. Raises `UnknownTopic`, `InvalidTopicName`, `StoreClosed`.
+        """Return the chunk to which records of a topic are added.
 
-        Also raises the failure of earlier records of the topic, if no call has raised it yet.
+        Raises `UnknownTopic`, `InvalidTopicName`, `StoreClosed`, and the failure of earlier records of the topic if no
+        call has raised it yet.
         """
         with self._mutex:
             return self._open_chunk_locked(topic, producer)
@@ -105,10 +107,10 @@ class Accumulator:
                 self.hooks.on_chunk_started()
             chunk = Chunk(self, producer, topic, self._chunk_bytes(topic), self._all_topics.clock.now_ms())
             chunk.surely_fits, chunk.needs_keys = config.max_message_bytes // 4, config.compacts
-            self.chunks[topic] = chunk  # last: `send` uses the chunk without a lock as soon as it is here
+            self.chunks[topic] = chunk  # last: from now on, `send` adds records to the chunk without a lock
             if self._lingerer is not None:
                 self._lingerer.ensure_running()
-                # otherwise the thread wakes up in time: this chunk is due after those it waits for
+                # If the thread waits for older chunks, it wakes up before this chunk is due.
                 if self._lingerer_sleeps:
                     self._lingerer_sleeps, self._lingerer.has_work = False, True
                     self._lingerer.wake()
@@ -156,9 +158,10 @@ class Accumulator:
     # ------------------------------------------------------------ sealing
 
     def send_sealed(self, chunk: Chunk, number: int, value: Any, key: Any) -> tuple[Chunk, int]:
-        """Send a full chunk. If it was taken without the record added last, move that record to the next chunk.
+        """Send a chunk that is full or sealed, after the caller has added a record to it.
 
-        Return the chunk that has the record, and the record's number there.
+        Another thread may have taken the chunk's records before that record was added. Then add the record to the next
+        chunk. Return the chunk that has the record, and the record's number in that chunk.
         """
         with self._mutex:
             if chunk.taken and not chunk.has_taken(number):
@@ -177,9 +180,9 @@ class Accumulator:
         return chunk, number
 
     def send_whole(self, chunk: Chunk) -> None:
-        """Send a chunk of `send_many` after the records sent before, and wait for it; the caller checks its ``error``.
+        """Send a chunk of `send_many` after all records sent before, and wait until it was sent or has failed.
 
-        Raises the errors of `open_chunk`; then the chunk is not sent.
+        The caller must check ``chunk.error``. Raises the errors of `open_chunk` if the chunk cannot be sent at all.
         """
         topic = chunk.topic
         with self._mutex:
@@ -195,12 +198,12 @@ class Accumulator:
         if chunk.error is not None:
             self.mark_reported(topic, chunk.error)
             if self.failure is not None and _reports(chunk.error, self.failure):
-                # The caller raises it. `flush` still has to raise another failure that no call has raised.
+                # The caller raises this failure. `flush` must still raise a failure that no call has raised.
                 unreported = [error for errors in self._unreported.copy().values() for error in errors]
                 self.failure = unreported[0] if unreported else None
 
     def _seal(self, chunk: Chunk) -> None:
-        """Seal a chunk, so that the next record starts another one. The caller holds the mutex."""
+        """Seal a chunk, so that the next record starts a new chunk. The caller holds the mutex."""
         if not chunk.sealed:
             chunk.sealed = True
             del self.chunks[chunk.topic]
@@ -265,7 +268,7 @@ class Accumulator:
                     chunk.finish(chunk.error)
                     waiting.popleft()
                 except BaseException as error:
-                    if was_sent or chunk.is_appended:  # not a failure of the chunk: a signal handler raised after it
+                    if was_sent or chunk.is_appended:  # the chunk did not fail: a signal handler has raised
                         chunk.finish(chunk.error)
                         raise
                     if not isinstance(error, Exception) or is_interrupt(error):
@@ -286,13 +289,14 @@ class Accumulator:
                         self._identity.fail_transaction(error)
 
     def _withhold_later(self, chunk: Chunk, error: Exception) -> None:
-        """Fail later records for the partitions to which records of a failed chunk were not appended.
+        """Fail the records that were sent after a failed chunk to the same partitions.
 
-        The program learns of the failure only when a later call raises it. Records that it sent until then fail as
-        well, so that it can send all of them again in their order. Seals the current chunk; the next `send` raises.
+        The program notices the failure only when a call raises it. Until then it may have sent more records. They fail,
+        too, so that the program can send all of them again in their order. The current chunk is sealed, and the next
+        `send` raises.
 
-        Those records and `send` get the error of the failed chunk. If that error is about a record or a key, they get a
-        `SegmentlogError` with that error as its cause.
+        These records, and `send`, get the error of the failed chunk. If that error is about a single record or key,
+        they get a `SegmentlogError` with that error as its cause.
         """
         if chunk.is_whole:  # the caller of `send_many` waits for it and has sent nothing after it
             return
@@ -314,7 +318,7 @@ class Accumulator:
                         later.sticky = chunk.sticky
 
     def mark_reported(self, topic: str, error: Exception) -> None:
-        """Note that a call raises this failure, so that `send` need not raise it again."""
+        """Record that a call raises this failure, so that no later `send` raises it again."""
         unreported = self._unreported.get(topic, [])  # without a lock, because a signal handler may call this
         for known in unreported[:]:
             if _reports(error, known):
@@ -324,14 +328,14 @@ class Accumulator:
     # ------------------------------------------------------------ waiting for a chunk
 
     def send_unless_lingering(self, chunk: Chunk) -> None:
-        """Send a chunk now, for a caller that waits for it, unless a thread watches how long it lingers."""
+        """Send a chunk now because a caller waits for it, unless a thread will send it when it has lingered."""
         if self._lingerer is None or not self._lingerer.is_running:
             with self._mutex:
                 self._seal(chunk)
             self.send_queued(chunk.topic)
 
     def wait_for(self, chunk: Chunk, timeout_s: float | None) -> bool:
-        """Wait until a chunk was sent or has failed; return False after ``timeout_s`` seconds."""
+        """Wait until a chunk was sent or has failed. Return False if ``timeout_s`` is exceeded."""
         ends_s = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             left_s = _CHECK_S if ends_s is None else min(ends_s - time.monotonic(), _CHECK_S)
@@ -339,7 +343,7 @@ class Accumulator:
                 return True
             if ends_s is not None and time.monotonic() >= ends_s:
                 return False
-            self.send_unless_lingering(chunk)  # the thread that should send it may have ended
+            self.send_unless_lingering(chunk)  # the thread that should send the chunk may have ended
 
     def notify_waiting(self) -> None:
         """Wake the callers that wait for a chunk."""
@@ -350,7 +354,7 @@ class Accumulator:
 
     @property
     def unsent_count(self) -> int:
-        """Count of records that were sent but not appended; approximate while other threads send."""
+        """Number of records that were sent but are not appended yet; approximate while other threads send."""
         waiting = [
             *self.chunks.copy().values(),
             *(chunk for chunks in self._queued.copy().values() for chunk in list(chunks)),
@@ -359,24 +363,24 @@ class Accumulator:
 
     @property
     def sealed_bytes(self) -> int:
-        """Bytes of sealed chunks that are not sent yet."""
+        """Size of sealed chunks that are not sent yet, in bytes."""
         # A sent chunk does not count even if it is still queued: callers check only once per sent chunk.
         waiting = (chunk for chunks in self._queued.copy().values() for chunk in list(chunks))
         return sum(chunk.size_bytes for chunk in waiting if not chunk.is_sent)
 
     def stop_accepting(self) -> None:
-        """Reject new records; records sent before can still be flushed."""
+        """Reject new records. Records that were sent before can still be flushed."""
         with self._mutex:
             self.is_closed = True
 
     def stop(self) -> None:
-        """End the thread that watches how long chunks linger."""
+        """Stop the thread that sends chunks after they have lingered."""
         if self._lingerer is not None:
             self._lingerer.stop()
 
 
 def _error_of_later_records(topic: str, error: Exception) -> Exception:
-    """Return the error for records sent after failed ones; never an error about a single record or key."""
+    """Return the error for records that were sent after failed records. It is never about a single record or key."""
     if not is_about_data(error):
         return error
     later = SegmentlogError(
@@ -388,5 +392,5 @@ def _error_of_later_records(topic: str, error: Exception) -> Exception:
 
 
 def _reports(raised: Exception, failure: Exception) -> bool:
-    """Return whether a call that raises ``raised`` reports ``failure``: they are the same, or one causes the other."""
+    """Return whether ``raised`` reports ``failure``: they are the same, or one is the cause of the other."""
     return raised is failure or raised is failure.__cause__ or raised.__cause__ is failure

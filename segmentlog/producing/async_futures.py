@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class AsyncFutures:
-    """Futures of a producer's coroutines. Use it in the thread of the event loop, except `on_sent`."""
+    """Futures of a producer's coroutines. Only `on_sent` may be called outside of the event loop's thread."""
 
     def __init__(self, bridge: LoopBridge, accumulator: Accumulator, max_unsent_bytes: int) -> None:
         self._bridge = bridge
@@ -25,7 +25,7 @@ class AsyncFutures:
         self._awaited: defaultdict[Chunk, list[asyncio.Future[None]]] = defaultdict(list)
         self._waiting: list[asyncio.Future[None]] = []
         self._many_bytes = 0
-        """Bytes of lists of `send_many` that are being sent."""
+        """Bytes of all `send_many` calls that are in progress."""
         self._unsynced: defaultdict[Partition, list[tuple[int, int, asyncio.Future[None]]]] = defaultdict(list)
         self._syncing: set[Partition] = set()
 
@@ -36,12 +36,12 @@ class AsyncFutures:
         self._bridge.check_loop()
         future: asyncio.Future[None] = self._bridge.loop.create_future()
         self._awaited[chunk].append(future)
-        if chunk.is_sent:  # sent meanwhile: there may be no further call of `on_sent`
+        if chunk.is_sent:  # sent meanwhile: `on_sent` may not be called again
             self._complete_sent()
         return future
 
     def on_sent(self) -> None:
-        """Schedule one check in the event loop after chunks were sent. Thread-safe."""
+        """Schedule a check of all futures in the event loop, unless one is scheduled already. Thread-safe."""
         if not self._is_scheduled:
             self._is_scheduled = True
             self._bridge.mailbox.post(self._complete_sent)
@@ -70,7 +70,7 @@ class AsyncFutures:
 
     @property
     def is_full(self) -> bool:
-        """Whether a sender must wait."""
+        """Whether the limit of unsent bytes is reached, so that senders must wait."""
         return self.unsent_bytes >= self._max_unsent_bytes
 
     async def wait_for_room(self) -> None:
@@ -81,7 +81,7 @@ class AsyncFutures:
             await future
 
     def add_unsent_bytes(self, size_bytes: int) -> None:
-        """Count the bytes of a list that starts to be sent; negative when it was sent."""
+        """Add the bytes of a `send_many` when it starts, and subtract them (negative) when it has ended."""
         self._many_bytes += size_bytes
         if size_bytes < 0:
             self._complete_sent()
@@ -91,7 +91,7 @@ class AsyncFutures:
     def durable_future(self, log: Partition, base_offset: int, end_offset: int) -> asyncio.Future[None]:
         """Return a future that is done once these offsets are on disk; it raises the error of the sync.
 
-        One sync per partition runs at a time; the next one serves all callers that came meanwhile.
+        One sync per partition runs at a time. The next sync is for all calls that were made meanwhile.
         """
         self._bridge.check_loop()
         future: asyncio.Future[None] = self._bridge.loop.create_future()
@@ -123,7 +123,7 @@ class AsyncFutures:
 
 
 def _synced(log: Partition, ranges: list[tuple[int, int]]) -> list[Exception | None]:
-    """Sync up to the last range; return for each range None, or its error."""
+    """Sync up to the last range. Return an error or None for each range."""
     log.sync_upto(max(end for _, end in ranges))
     outcomes: list[Exception | None] = []
     for base_offset, end_offset in ranges:

@@ -1,4 +1,4 @@
-"""A producer for asyncio: `send` adds to lists in the event loop's thread, and a few shared threads append."""
+"""A producer for asyncio: `send` only adds a record to a chunk, and a few shared threads append the chunks."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ class AsyncProducer(Generic[K, V]):
 
     max_unsent_bytes  `send` and `send_many` wait while this many bytes are unsent
 
-    Neither a call nor a producer starts a thread: a few threads, shared by all, run what may block.
+    Neither a call nor a producer starts a thread: a few threads, which all producers share, run calls that may block.
 
     If a batch of `send` fails, later records are not appended, as with `Producer`. Calls of `send_many` that are
-    awaited at the same time are independent: if their order matters, await each before the next.
+    awaited at the same time are independent: if their order matters, await each call before the next.
 
-    *A cancelled* `send` has not sent its record. A cancelled `send_many` has sent nothing if it was waiting for room,
-    and otherwise completes; `flush`, `commit` and `close` always complete. A note on the ``CancelledError`` says what
-    applies. Later calls wait until the cancelled call has completed.
+    *A cancelled* `send` has not sent its record. A cancelled `send_many` has sent nothing if it was waiting because of
+    ``max_unsent_bytes``; otherwise it completes. `flush`, commits and `close` always complete. A note on the
+    ``CancelledError`` reports the outcome. Later calls wait until the cancelled call has completed.
 
     Use it only in the event loop in which it was started. In a forked child it raises `StoreClosed`.
     """
@@ -70,11 +70,11 @@ class AsyncProducer(Generic[K, V]):
         """Chunks of the inner producer, for records that need no serializer."""
         self._timer: asyncio.TimerHandle | None = None
         self._queued: set[str] = set()
-        """Topics that a thread is about to send to."""
+        """Topics whose chunks a pool thread is about to send."""
         self._known: set[str] = set()
-        """Topics that exist; the first record of another topic waits for a lookup."""
+        """Topics that were looked up. The first record of any other topic waits for the lookup."""
         self._has_to_pause = False
-        """Whether a chunk was sealed: the next `send` yields to other tasks, and waits if there is no room."""
+        """Whether a chunk was sealed: then the next `send` yields to other tasks, and waits if too much is unsent."""
         self._closing: asyncio.Future[None] | None = None
 
     # ------------------------------------------------------------ beginning and ending
@@ -133,12 +133,12 @@ class AsyncProducer(Generic[K, V]):
         timestamp: int | datetime | None = None,
         partition: int | None = None,
     ) -> AsyncDelivery:
-        """Send one record; wait only while there is no room. Raises the errors of `Producer.send`.
+        """Send one record. Waits only while ``max_unsent_bytes`` are unsent. Raises the errors of `Producer.send`.
 
-        If cancelled, the record is not sent.
+        If the call is cancelled, the record is not sent.
         """
-        # `Producer.send` for usual records, repeated inline: a call would cost half as much again. Other records, and
-        # the first of a chunk, take the general path.
+        # A copy of `Producer.send` for usual records: with a call, sending would take half as much time again. Other
+        # records, and the first record of a chunk, use `Producer.send`.
         try:
             chunk = self._chunks.get(topic)
         except TypeError:  # not a topic name
@@ -166,12 +166,12 @@ class AsyncProducer(Generic[K, V]):
         return AsyncDelivery(chunk, number)
 
     async def _before(self, topic: str) -> None:
-        """Wait for room, and for the lookup of a new topic."""
+        """Wait until fewer than ``max_unsent_bytes`` are unsent, and look up a new topic."""
         bridge, inner = self._open()
         try:
             if self._has_to_pause:
                 self._has_to_pause = False
-                # A task that sends without pause must yield to other tasks now and then.
+                # A task that sends many records must sometimes yield to other tasks.
                 await asyncio.sleep(0)
                 if self._futures.is_full:
                     self._has_to_pause = True  # for tasks that send meanwhile
@@ -256,8 +256,8 @@ class AsyncProducer(Generic[K, V]):
     ) -> AsyncIterator[AsyncProducer[K, V]]:
         """Commit all records sent within the context, or none of them; see `Producer.transaction`.
 
-        An exception or a cancellation aborts the transaction. If it is cancelled while it commits, the commit completes
-        or fails: `last_commit_metadata` of a named producer shows which.
+        An exception or a cancellation aborts the transaction. A cancellation during the commit does not stop the
+        commit: `last_commit_metadata` of a named producer shows whether it succeeded.
         """
         commit_metadata = checked_metadata(commit_metadata, note)
         await self.begin_transaction()
@@ -278,7 +278,7 @@ class AsyncProducer(Generic[K, V]):
             await self.abort_transaction()
 
     async def begin_transaction(self) -> None:
-        """Begin a transaction; `transaction` is the easier way. If cancelled, no transaction is begun."""
+        """Begin a transaction; `transaction` is easier to use. If the call is cancelled, no transaction is open."""
         bridge, inner = self._open()
         begun: list[bool] = []
 
@@ -289,7 +289,7 @@ class AsyncProducer(Generic[K, V]):
         try:
             await asyncio.shield(bridge.call(begin))
         except asyncio.CancelledError:
-            # Abort only its own transaction: it may have failed because another task has one open.
+            # Abort only a transaction of this call: it may have failed because another task has a transaction open.
             bridge.queue(lambda: _abort_quietly(inner) if begun else None)
             raise
 
@@ -323,7 +323,7 @@ class AsyncProducer(Generic[K, V]):
     # ------------------------------------------------------------ callbacks of the accumulator
 
     def on_chunk_started(self) -> None:
-        """Start the timer when a chunk starts to linger."""
+        """Start the timer for the new chunk, unless it runs already."""
         bridge, _ = self._open()
         bridge.check_loop()
         if self._timer is None and self._linger_s:
@@ -342,7 +342,7 @@ class AsyncProducer(Generic[K, V]):
             self._timer = None
 
     def on_sealed(self, topic: str) -> None:
-        """Queue a topic that has chunks to send."""
+        """Let a pool thread send the chunks of a topic."""
         bridge, inner = self._open()
         self._has_to_pause = True
         if topic not in self._queued:
@@ -351,7 +351,7 @@ class AsyncProducer(Generic[K, V]):
 
     def _send_queued(self, inner: EventLoopProducer, topic: str) -> None:
         """Send the queued chunks of a topic, in a thread of the pool."""
-        self._queued.discard(topic)  # first: chunks sealed from now on are queued again
+        self._queued.discard(topic)  # first, so that chunks sealed from now on queue the topic again
         with contextlib.suppress(Exception):  # the deliveries have the error, and the next flush raises it
             inner.accumulator.send_queued(topic)
 
@@ -381,7 +381,7 @@ def _abort_quietly(inner: EventLoopProducer) -> None:
 
 
 def _size_bytes(values: Sequence[Any]) -> int:
-    """Return approximate bytes; objects that must still be serialized count little."""
+    """Return the approximate size. An object that is not serialized yet counts as 100 bytes."""
     try:
         return 24 * len(values) + sum(map(len, values))
     except TypeError:

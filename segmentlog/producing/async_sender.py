@@ -1,4 +1,4 @@
-"""The inner producer of an `AsyncProducer`, which gathers records for other threads to send, and its deliveries."""
+"""The inner producer of an `AsyncProducer`, whose chunks pool threads send, and its deliveries."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class DeliveryFutures(Protocol):
-    """Futures that coroutines wait for."""
+    """The interface of `AsyncFutures` that deliveries use."""
 
     def sent_future(self, chunk: Chunk) -> asyncio.Future[None]:
         """Return a future that is done once a chunk was sent or has failed."""
@@ -35,14 +35,14 @@ class EventLoopProducer(SerializingProducer[Any, Any]):
     awaiting: DeliveryFutures
 
     def hook(self, hooks: AccumulatorHooks, awaiting: DeliveryFutures) -> None:
-        """Set the callbacks that send chunks, and the futures to complete; call it before the first `send`."""
+        """Set the callbacks that send chunks, and the futures of the deliveries. Call this before the first `send`."""
         self._delivery = cast("type[Delivery]", AsyncDelivery)
         self._accumulator.hooks = hooks
         self.awaiting = awaiting
 
     @property
     def accumulator(self) -> Accumulator:
-        """The accumulator, which has the chunks."""
+        """The accumulator that has this producer's chunks."""
         return self._accumulator
 
 
@@ -83,7 +83,7 @@ class AsyncDelivery(msgspec.Struct, frozen=True, gc=False, eq=False):
 
 
 class AsyncDeliveries:
-    """The outcomes of the records of one `AsyncProducer.send_many`, in their order; all are appended."""
+    """The outcomes of the records of one `AsyncProducer.send_many`, in order. All of them were appended."""
 
     __slots__ = ("_chunk",)
 
@@ -100,7 +100,7 @@ class AsyncDeliveries:
         return (AsyncDelivery(self._chunk, index) for index in range(len(self)))
 
     def places(self) -> list[tuple[int, int, int]]:
-        """Return (partition, first offset, count) for each partition that got records."""
+        """Return (partition, first offset, count) for each partition to which records were appended."""
         return self._chunk.places()
 
     def result(self) -> list[Appended]:

@@ -20,23 +20,23 @@ if TYPE_CHECKING:
     from segmentlog.log.partition import Partition
 
 Options = tuple[Headers | None, int | None, int | None]
-"""Headers, timestamp and partition of one record; None where it has none of its own."""
+"""Headers, timestamp and partition of one record; None for each that the caller has not given."""
 
 
 class ChunkSender(Protocol):
     """The interface of the accumulator that chunks use."""
 
     def send_unless_lingering(self, chunk: Chunk) -> None:
-        """Send a chunk now if a caller waits for it and no thread watches how long it lingers."""
+        """Send a chunk now because a caller waits for it, unless a thread will send it when it has lingered."""
 
     def wait_for(self, chunk: Chunk, timeout_s: float | None) -> bool:
-        """Wait until a chunk was sent or has failed; return False after ``timeout_s`` seconds."""
+        """Wait until a chunk was sent or has failed. Return False if ``timeout_s`` is exceeded."""
 
     def notify_waiting(self) -> None:
         """Wake the callers that wait for a chunk."""
 
     def mark_reported(self, topic: str, error: Exception) -> None:
-        """Note that a call raises this failure, so that `send` need not raise it again."""
+        """Record that a call raises this failure, so that no later `send` raises it again."""
 
 
 EVERY_PARTITION: Final = -1
@@ -44,12 +44,12 @@ EVERY_PARTITION: Final = -1
 
 
 class Chunk:
-    """Records of one topic in the order they were sent, and later their partitions and offsets.
+    """Records of one topic in the order in which they were sent, and later their partitions and offsets.
 
-    Each record gets a number and is added by one `list.extend`, without a lock. The thread that sends the chunk seals
-    it first, and takes the records later. A thread that adds a record checks afterwards whether the chunk is sealed. If
-    so, it checks, under the producer's lock, whether the record was taken; if not, it adds the record to the next
-    chunk.
+    Each record gets a number and is added by one `list.extend`, without a lock. A chunk is first sealed. Later the
+    sending thread takes its records: it converts them to columns. A thread may add a record to a sealed chunk.
+    Therefore it checks afterwards whether the chunk is sealed. If so, it checks under the producer's lock whether its
+    record was taken. If not, it adds the record to the next chunk.
     """
 
     __slots__ = (
@@ -93,7 +93,7 @@ class Chunk:
     def __init__(self, sender: ChunkSender, producer: object, topic: str, room: int, begun_ms: int) -> None:
         self._sender = sender
         self.producer = producer
-        """The producer of the records. The reference keeps it alive while a delivery of the chunk exists."""
+        """The producer of the records. This reference keeps the producer alive while a delivery of the chunk exists."""
         self.topic = topic
         self.begun_ms = begun_ms
         """Timestamp for records without one, milliseconds since 1970."""
@@ -111,24 +111,24 @@ class Chunk:
         self.values: Sequence[bytes | None] = ()
         self.keys: Sequence[bytes | None] = ()
         self.options: dict[int, Options] = {}
-        """By number of the record: its own headers, timestamp and partition."""
+        """By number of the record: its headers, timestamp and partition, if the caller has given any."""
         self.headers: dict[int, Headers] = {}
         self.timestamps: dict[int, int] = {}
         self.partitions: dict[int, int] = {}
-        """By index of the record, once the records are taken: headers, timestamps and partitions."""
+        """``headers``, ``timestamps`` and ``partitions`` by index of the record, once the records are taken."""
         self.all_headers: Sequence[Headers] | None = None
         self.all_timestamps: npt.NDArray[np.int64] | None = None
         self.all_partition: int | None = None
         self.error: Exception | None = None
         self.errors: dict[int, Exception] = {}
-        """By partition: its error; ``error`` is the first one."""
+        """By partition: the error of its append. ``error`` is the first of them."""
         self.withheld: dict[int, Exception] = {}
-        """By partition: the error of an earlier chunk, because of which this chunk's records of it are not appended.
+        """By partition: the error of an earlier chunk, because of which records of this chunk are not appended.
 
-        The key is `EVERY_PARTITION` if the earlier chunk could have gone to any partition.
+        The key is `EVERY_PARTITION` if the earlier chunk failed before its partitions were chosen.
         """
         self.sticky = -1
-        """Partition of records without a key; -1 until it is chosen. After a failed chunk, the same as that chunk's."""
+        """Partition of records without a key; -1 until it is chosen. After a failed chunk, that chunk's partition."""
         self.logs: dict[int, Partition] = {}
         self.base_offsets: dict[int, int] = {}
         self._positions: dict[int, int] | None = None
@@ -136,9 +136,9 @@ class Chunk:
         self._ranks: npt.NDArray[np.int64] | None = None
         self.is_sent = False
         self.is_whole = False
-        """Whether it is a chunk of `send_many`, whose caller waits for it."""
+        """Whether it is the chunk of a `send_many`, whose caller waits for it."""
         self.generation = fork_safety.generation()
-        """Generation of the process that sends the chunk. In a forked child, no thread sends the child's copy of it."""
+        """Fork generation of the process that sends the chunk. A forked child does not send its copy of the chunk."""
 
     @property
     def size_bytes(self) -> int:
@@ -157,13 +157,13 @@ class Chunk:
         triples = self._triples
         if triples:
             self._take(triples)
-        # Last: after an interrupt everything is repeated.
+        # Last, so that the next call repeats everything after an interrupt.
         self._triples, self.taken = [], True
 
     def _take(self, triples: list[Any]) -> None:
         numbers, self.values, keys = triples[::3], triples[1::3], triples[2::3]
-        self.keys = keys if keys.count(None) < len(keys) else ()  # no column that has only nulls
-        # several threads added records in another order than they numbered them, or a number is missing
+        self.keys = keys if keys.count(None) < len(keys) else ()  # no column if all keys are null
+        # Otherwise several threads have added records in another order than they numbered them, or a number is missing.
         if self.options or numbers != list(range(len(numbers))):
             positions = self._positions = {number: position for position, number in enumerate(numbers)}
             for number, (headers, timestamp, partition) in self.options.copy().items():
@@ -178,15 +178,15 @@ class Chunk:
                     self.partitions[position] = partition
 
     def has_taken(self, number: int) -> bool:
-        """Return whether the record was taken; called by the thread that added it."""
+        """Return whether the record with this number was taken. Only the thread that added it may call this."""
         if self._positions is not None:
             return number in self._positions
         return number < len(self.values)
 
     def set_partitions(self, partitions: npt.NDArray[np.int32], ranks: npt.NDArray[np.int64] | None) -> None:
-        """Set the partition of each record, and how many records of this chunk precede it in that partition.
+        """Set the partition of each record, and its rank: how many earlier records of this chunk have that partition.
 
-        ``ranks`` of None: all records have the same partition, so each is preceded by all earlier records.
+        ``ranks`` is None if all records have the same partition. Then the rank is the index of the record.
         """
         self._partitions, self._ranks = partitions, ranks
 
@@ -220,17 +220,17 @@ class Chunk:
 
     @property
     def first_missing(self) -> int:
-        """Index of the first record without an offset; the number of records if all have one."""
+        """Index of the first record that was not appended; the number of records if all were."""
         if self._partitions is None:
             return 0
         missing = np.flatnonzero(~np.isin(self._partitions, list(self.base_offsets.copy())))
         return int(missing[0]) if len(missing) else len(self.values)
 
     def missing_partitions(self, error: Exception) -> dict[int, Exception]:
-        """Return the partitions that lack their records, each with the reason; the chunk failed with ``error``.
+        """Return the partitions to which records of this chunk were not appended, with the reasons.
 
-        The key is `EVERY_PARTITION` if it failed before partitions were chosen. A record that is in the log counts as
-        appended, even if it is not on disk or not shipped yet.
+        ``error`` is the error of the chunk. The key is `EVERY_PARTITION` if the chunk failed before its partitions were
+        chosen. A record in the log counts as appended, even if it is not on disk or not shipped yet.
         """
         if self._partitions is None:
             return {EVERY_PARTITION: error}
@@ -254,10 +254,10 @@ class Chunk:
                 )
             self._sender.send_unless_lingering(self)
             if not self._sender.wait_for(self, timeout_s):
-                raise TimeoutError(f"the batch was not sent within {timeout_s} s")
+                raise TimeoutError(f"the record was not appended within {timeout_s} s; it may still be appended later")
 
     def places(self) -> list[tuple[int, int, int]]:
-        """Return (partition, first offset, count) for each partition that got records."""
+        """Return (partition, first offset, count) for each partition to which records were appended."""
         if self._partitions is None:  # an empty chunk
             return []
         counts = np.bincount(self._partitions)
@@ -278,7 +278,7 @@ class Chunk:
         return Appended(self.topic, partition, offset, timestamp)
 
     def _reported(self, error: Exception | None) -> Exception:
-        """Return the error of a record for a call that raises it, so that `send` does not raise it again."""
+        """Return the error to raise for a record, and prevent `send` from raising it again."""
         error = error or StoreClosed("producer")
         self._sender.mark_reported(self.topic, error)
         return error
@@ -314,7 +314,7 @@ class Delivery(msgspec.Struct, frozen=True, gc=False, eq=False):
         return None
 
     def durable(self, timeout_s: float | None = None) -> Appended:
-        """Return the result once the record is on disk; run an fsync if none is pending.
+        """Return the result once the record is on disk. Runs an fsync unless one that covers the record is pending.
 
         Raises `LogTruncated` if the record was lost in a crash before it was on disk, or truncated.
         """
@@ -338,7 +338,7 @@ class Deliveries:
 
     @property
     def first_missing(self) -> int:
-        """Number of records at the start of the list that are appended: the index of the first missing record."""
+        """Index of the first record that was not appended; the number of records if all were."""
         return self._chunk.first_missing
 
     def __len__(self) -> int:
@@ -348,7 +348,7 @@ class Deliveries:
         return Delivery(self._chunk, range(len(self))[index])
 
     def places(self) -> list[tuple[int, int, int]]:
-        """Return (partition, first offset, count) for each partition that got records."""
+        """Return (partition, first offset, count) for each partition to which records were appended."""
         return self._chunk.places()
 
     def result(self) -> list[Appended]:

@@ -30,33 +30,34 @@ class PartitionDispatcher:
         self, topics: Topics, identity: ProducerIdentity | None, partitioner: Partitioner | None, ack: Ack | None
     ) -> None:
         self.topics: dict[str, Topic] = {}
-        """Topics that records were sent to, by name."""
+        """The topics to which records were sent, by name."""
         self.spread_counts: dict[str, int] = {}
-        """By topic: the number of partitions that the last chunk went to."""
+        """By topic: how many partitions had records in the last chunk."""
         self._all_topics = topics
         self._identity = identity
         self._partitioner = partitioner or HashPartitioner()
         self._ack: Ack | None = ack
         self._sticky: dict[str, int] = {}
 
-    def query_topic(self, name: str, what: Callable[[Topic], T]) -> T:
-        """Call ``what`` with a topic in use; if it was deleted, with the topic that has its name now.
+    def query_topic(self, name: str, query: Callable[[Topic], T]) -> T:
+        """Return ``query`` of the topic that has this name.
 
-        Records are sent to names, so a topic that was created again takes them.
+        Records are sent to a name. If the topic was deleted, or renamed, and another topic has the name now, they go to
+        the new topic.
         """
         try:
-            return what(self.topics[name])
+            return query(self.topics[name])
         except UnknownTopic:
             current = self.topics[name] = self._all_topics.topic(name)
-            return what(current)
+            return query(current)
 
     def append(self, chunk: Chunk) -> None:
-        """Append a chunk's records to their partitions; continue an append that was interrupted.
+        """Append a chunk's records to their partitions, or continue an interrupted call.
 
         An error in one partition does not affect the other partitions. The first error is raised at the end.
         """
         partitions = chunk.assigned_partitions
-        if partitions is None:  # otherwise an earlier call was interrupted, and its records must keep their partitions
+        if partitions is None:  # otherwise an earlier call was interrupted, and the records keep their partitions
             if EVERY_PARTITION in chunk.withheld:
                 raise chunk.withheld[EVERY_PARTITION]
             count = self.query_topic(chunk.topic, lambda topic: topic.partition_count)  # partitions may have been added
@@ -72,7 +73,7 @@ class PartitionDispatcher:
                 self._append_all(topic, chunk, rows_of)
 
     def _partitions_of(self, chunk: Chunk, count: int) -> npt.NDArray[np.int32]:
-        """Return the partition of each record: the given one, or that of its key, or the sticky one of the chunk."""
+        """Return the partition of each record: given by the caller, chosen by its key, or the sticky partition."""
         sticky = chunk.sticky
         if sticky < 0:
             sticky = self._sticky.get(chunk.topic, -1) + 1
@@ -101,8 +102,8 @@ class PartitionDispatcher:
                 if number in chunk.withheld:
                     chunk.errors[number] = chunk.withheld[number]
                 log = chunk.logs[number] = topic.partition(number)
-                # After an interrupt: skip partitions that have their records, and those that failed, which may have
-                # them, too.
+                # After an interrupt, skip partitions whose append has succeeded or failed: a failed append may also
+                # have stored records.
                 if number not in chunk.base_offsets and number not in chunk.errors:
                     chunk.base_offsets[number] = self._append(log, chunk, rows)
             except (SegmentlogError, OSError) as error:
@@ -129,5 +130,5 @@ class PartitionDispatcher:
 
 
 def no_partition(topic: str, number: int, count: int) -> UnknownTopic:
-    """Return the error for a record that names a partition which does not exist."""
+    """Return the error for a record whose given partition does not exist."""
     return UnknownTopic(topic, f"it has no partition {number}, only 0 to {count - 1}")

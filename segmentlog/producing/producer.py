@@ -54,16 +54,16 @@ if TYPE_CHECKING:
 NOTE_MAX_BYTES = 4096
 
 RECORD_OVERHEAD = 24
-"""Bytes that each record counts in addition to its value, so that empty records fill a chunk, too."""
+"""Bytes that each record takes of a chunk in addition to its value, so that empty records fill a chunk, too."""
 
 _passed_ms: ContextVar[int | None] = ContextVar("passed_ms", default=None)
 
 
 @contextlib.contextmanager
 def passed_at(now_ms: int | None) -> Iterator[None]:
-    """Within the context, check timestamps against ``now_ms``, milliseconds since 1970; None: the time of each call.
+    """Within the context, check timestamps against ``now_ms`` instead of the time of the call, unless it is None.
 
-    A caller that buffers records gives the time at which the program passed a record, and sends the record later.
+    For callers that buffer records: ``now_ms`` is the time at which they got a record, in milliseconds since 1970.
     """
     token = _passed_ms.set(now_ms)
     try:
@@ -78,15 +78,18 @@ class OffsetCommitter(Protocol):
     def committing(
         self, positions: Mapping[Any, int] | None = None, *, metadata: str = ""
     ) -> contextlib.AbstractContextManager[tuple[list[bytes | None], list[bytes | None]]]:
-        """Yield keys and values to append within the context, while no other member can get the partitions."""
+        """Yield keys and values of records with the offsets, to append within the context.
+
+        Within the context, no other member can acquire the partitions.
+        """
 
 
 class Producer(Generic[K, V]):
     """Sends records to topics. Thread-safe: `send` takes a lock only if it fills a chunk; one send lock per topic.
 
     linger_ms    how long a record may wait for others to share its batch
-    batch_size   bytes of records after which a chunk is sent at once. After a chunk for many partitions:
-                 this much for each of them, at most 8 MiB
+    batch_size   bytes of records after which a chunk is sent without lingering. If the last chunk was for many
+                 partitions: so many bytes for each of them, at most 8 MiB together
     partitioner  chooses the partition of a record that names none: by its key (murmur2, as Kafka's clients do), or
                  without a key one partition per chunk, in turn
     ack          "durable": a record counts as delivered once it is on disk; "shipped": once the object store has it
@@ -180,7 +183,7 @@ class Producer(Generic[K, V]):
                     count = self._accumulator.partition_count(topic)
                 if partition >= count:
                     raise no_partition(topic, partition, count)
-        # Check each record now: an error while appending would fail all records of its batch.
+        # Check the record now: an error during the append would fail all records of its batch.
         if key is None and chunk.needs_keys:
             raise require_a_key(0)
         if (
@@ -250,9 +253,9 @@ class Producer(Generic[K, V]):
         timestamps: Sequence[int | datetime] | npt.NDArray[Any] | None = None,
         partition: int | None = None,
     ) -> tuple[Deliveries, Exception | None]:
-        """Send a list as `send_many` does, but return an error: some partitions may have their records.
+        """Send a list as `send_many` does, but return the error: records may be appended to some partitions only.
 
-        The deliveries say which partitions have them. Values and keys must be bytes, also in a producer with a
+        The deliveries show to which. Values and keys must be bytes, also in a producer with a
         serializer. Raises `InvalidRecord`, `UnknownTopic`, `StoreClosed` and the failure of earlier records of the
         topic, as `send` does, before any record is sent.
         """
@@ -271,9 +274,9 @@ class Producer(Generic[K, V]):
         return Deliveries(chunk), chunk.error
 
     def send_encoded(self, topic: str, partition: int, batches: Sequence[EncodedBatch]) -> int:
-        """Append batches that were encoded elsewhere, after the records sent before; return the first offset.
+        """Append batches that the caller has encoded, after all records sent before. Return the first offset.
 
-        All batches are appended, or none. The batches must not be used afterwards. Raises the errors of
+        All batches are appended, or none. The caller must not use the batches afterwards. Raises the errors of
         `Partition.append`.
         """
         self._accumulator.check_topic(topic)
@@ -306,16 +309,17 @@ class Producer(Generic[K, V]):
     def last_sequence(self, topic: str, partition: int = 0) -> int:
         """Return the number of the last record that this producer appended to a partition; -1 before the first.
 
-        Records are numbered from 0 per partition, over all instances of a name: this plus 1 is their count. Records of
-        aborted transactions count.
+        A name numbers its records from 0 in each partition, over all of its instances. So the result plus 1 is the
+        number of its records, including those of aborted transactions.
         """
         log = self._topics.topic(topic).partition(partition)
         return -1 if self._identity is None else self._identity.last_number(log)
 
     def note_resume(self, topic: str, partitions: int) -> int:
-        """Return the topic's partition count at the first call for this producer name, which stores it.
+        """Return the partition count that was stored for a topic under this producer name.
 
-        `segmentlog produce --producer` assigns records to so many partitions, even if partitions are added later.
+        The first call for a topic stores ``partitions``. `segmentlog produce --producer` distributes records over this
+        number of partitions, even if partitions are added later.
         """
         return self._idempotent("note_resume").note_resume(topic, partitions)
 
@@ -353,7 +357,7 @@ class Producer(Generic[K, V]):
         try:
             self.commit_transaction(commit_metadata)
         except BaseException:
-            # interrupted before the decision, for example: later records must not belong to this transaction
+            # For example an interrupt before the decision: later records must not belong to this transaction.
             self._abort_quietly()
             raise
 
@@ -363,7 +367,7 @@ class Producer(Generic[K, V]):
             self.abort_transaction()
 
     def begin_transaction(self) -> None:
-        """Begin a transaction; `transaction` is the easier way."""
+        """Begin a transaction; `transaction` is easier to use."""
         identity = self._idempotent("a transaction")
         if self._accumulator.is_closed:
             raise StoreClosed("producer")
@@ -388,7 +392,7 @@ class Producer(Generic[K, V]):
             if isinstance(error, ProducerFenced):
                 identity.discard_transaction()
                 raise
-            # for example a full disk: without a decision the transaction is not committed
+            # For example a full disk. The transaction was not decided, so abort it.
             with failures_ignored(SegmentlogError):
                 self.abort_transaction()
             raise TransactionAborted(identity.label, str(error)) from error
@@ -439,7 +443,7 @@ class Producer(Generic[K, V]):
 
     @property
     def unsent_count(self) -> int:
-        """Count of records that were sent but not appended; approximate while other threads send."""
+        """Number of records that were sent but are not appended yet; approximate while other threads send."""
         return self._accumulator.unsent_count
 
     def send_lingering(self) -> float:
@@ -447,7 +451,7 @@ class Producer(Generic[K, V]):
         return self._accumulator.send_lingering()
 
     def __del__(self) -> None:
-        # Any thread may run this at any point, holding any lock: the store flushes the producer later.
+        # Any thread may run this at any point, and may hold any lock. So the store flushes the producer later.
         if getattr(self, "_ended", True) or self._made_in != fork_safety.generation():
             return
         unsent_count = self.unsent_count
@@ -457,10 +461,10 @@ class Producer(Generic[K, V]):
             warnings.warn(text, ResourceWarning, stacklevel=1, source=self)
 
     def close(self) -> None:
-        """Flush, and reject new records. Aborts an open transaction. Idempotent; call it again after an interrupt."""
+        """Flush, abort an open transaction, and reject new records. Idempotent; call it again after an interrupt."""
         if self._ended:
             return
-        self._accumulator.stop_accepting()  # before the flush: no thread would send a chunk that starts after it
+        self._accumulator.stop_accepting()  # before the flush: no thread would send a chunk that is started later
         try:
             self.flush()
             if self._identity is not None and self._identity.in_transaction:
@@ -494,7 +498,7 @@ def _header_bytes(options: Options | None) -> int:
 
 
 def checked_metadata(commit_metadata: str | None, note: str | None) -> str | None:
-    """Return the metadata of a commit, also if it is given under its former name. Raises `InvalidConfig`."""
+    """Return the metadata of a commit, also if the caller gives it as ``note``. Raises `InvalidConfig`."""
     if note is not None and commit_metadata is not None:
         raise InvalidConfig("note", note, "give commit_metadata only: note is its former name")
     name, text = ("commit_metadata", commit_metadata) if note is None else ("note", note)

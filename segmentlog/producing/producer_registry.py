@@ -29,11 +29,11 @@ class ProducerRegistry:
         self._create_offsets_log = create_offsets_log
         self._producers: weakref.WeakSet[Producer[Any, Any]] = weakref.WeakSet()
         self._dropped: deque[Producer[Any, Any]] = deque()
-        """Producers dropped with unsent records, closed later: a finalizer must not wait for a lock."""
+        """Dropped producers with unsent records. They are closed later: a finalizer must not wait for a lock."""
         fork_safety.on_fork(self, "_forget_dropped")
 
     def _forget_dropped(self) -> None:
-        """In a forked child: forget dropped producers, whose records the parent appends."""
+        """In a forked child: forget dropped producers. The parent appends their records."""
         self._dropped.clear()
 
     def create(self, options: ProducerOptions) -> Producer[Any, Any]:
@@ -43,7 +43,7 @@ class ProducerRegistry:
         return self._register(cls, options, background=self._topics.background.has_threads)
 
     def create_event_loop_producer(self, options: ProducerOptions) -> EventLoopProducer:
-        """Create the inner producer of an `AsyncProducer`, whose chunks other threads send."""
+        """Create the inner producer of an `AsyncProducer`. Pool threads send its chunks."""
         return self._register(EventLoopProducer, options, background=False)
 
     def _register(self, cls: type[P], options: ProducerOptions, *, background: bool) -> P:
@@ -63,12 +63,12 @@ class ProducerRegistry:
         return sum(producer.unsent_count for producer in members_of(self._producers))
 
     def close_dropped(self) -> None:
-        """Close dropped producers, which appends their records."""
+        """Append the records of dropped producers, and close the producers."""
         while self._dropped:
             self._dropped.popleft().close()
 
     def close(self) -> Exception | None:
-        """Flush and close all producers; return the first error, with a note on its unsent records."""
+        """Flush and close all producers. Return the first error, with a note on unsent records."""
         first: Exception | None = None
         for producer in [*members_of(self._producers), *self._dropped]:
             unsent_count = producer.unsent_count

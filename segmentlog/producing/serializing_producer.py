@@ -19,7 +19,7 @@ from segmentlog.tracing import Carrier
 
 
 class SerializingProducer(Producer[K, V]):
-    """A `Producer` that serializes values, keys or both, or whose records carry traces. Equally thread-safe."""
+    """A `Producer` that serializes values or keys, or adds trace context to headers. Thread-safe as `Producer`."""
 
     serializer: Serializer[V] | None = None
     key_serializer: Serializer[K] | None = None
@@ -69,7 +69,7 @@ class SerializingProducer(Producer[K, V]):
     def serialized_columns(
         self, topic: str, values: Sequence[Any], keys: Sequence[Any] | None
     ) -> tuple[Sequence[Any], Sequence[Any] | None]:
-        """Return the serialized columns of a `send_many`."""
+        """Return serialized values and keys for `send_many`."""
         if self.serializer is not None:
             values = serialized(self.serializer, topic, "values", as_list("values", values))
         if self.key_serializer is not None and keys is not None:
@@ -94,17 +94,16 @@ def serialized(serializer: Serializer[Any], topic: str, column: str, objects: li
                 if not is_about_data(single):
                     raise
                 raise SerializationError(topic, column, index, _reason(single)) from single
-        raise SerializationError(
-            topic, column, 0, _reason(error)
-        ) from error  # the serializer accepts each object on its own
+        # The serializer accepts each object on its own.
+        raise SerializationError(topic, column, 0, _reason(error)) from error
 
 
 def _serialized(serializer: Serializer[Any], topic: str, column: str, objects: list[Any]) -> list[bytes | None]:
-    made = serializer.serialize(topic, objects)
-    if len(made) != len(objects):
-        why = f"{type(serializer).__name__} returned {len(made)} values for {len(objects)} objects"
+    blobs = serializer.serialize(topic, objects)
+    if len(blobs) != len(objects):
+        why = f"{type(serializer).__name__} returned {len(blobs)} values for {len(objects)} objects"
         raise SerializationError(topic, column, 0, why)
-    return made
+    return blobs
 
 
 def _reason(error: Exception) -> str:

@@ -13,7 +13,7 @@ import warnings
 
 import click
 
-from segmentlog.spark.java import JavaNotFound, find_java, launch_home
+from segmentlog.spark.java import JavaNotFound, create_launch_home, find_java
 
 _USAGE = """\
 usage: python -m segmentlog.spark java-home
@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> int:
         return 2
     try:
         with warnings.catch_warnings(record=True, action="always") as told:
-            home = launch_home(find_java())
+            home = create_launch_home(find_java())
     except JavaNotFound as error:
         click.echo(error, err=True)
         return 1

@@ -93,11 +93,11 @@ class ArrowRecords:
         return ArrowRecords(values, keys, np.concatenate([part._timestamps for part in all_of_them]), headers)
 
     def first_null_value(self) -> int | None:
-        return _first(self._values.is_null()) if self._values.null_count else None
+        return _find_first(self._values.is_null()) if self._values.null_count else None
 
     def encode(self, config: TopicConfig) -> list[EncodedBatch]:
         if config.compacts and (self._keys is None or self._keys.null_count):
-            raise require_a_key(0 if self._keys is None else _first(self._keys.is_null()))
+            raise require_a_key(0 if self._keys is None else _find_first(self._keys.is_null()))
         if len(self) and (refused := refused_timestamps(self._timestamps, config, time.time_ns() // 1_000_000)):
             row = refused.indices[0]
             raise InvalidRecord("timestamp", row, f"{refused.found_ms} ms", refused.accepted, refused.indices)
@@ -126,34 +126,34 @@ class ArrowRecords:
 # ---------------------------------------------------------------- from rows
 
 
-Taken = tuple[str, ArrowRecords, int, Partitions | None]
+TopicRecords = tuple[str, ArrowRecords, int, Partitions | None]
 """Topic, records, their approximate size in bytes, and the partition of each record (-1: by its key) or None."""
 
 
-def records_of(batch: pa.RecordBatch, topic: str | None) -> Iterator[Taken]:
+def convert_rows(batch: pa.RecordBatch, topic: str | None) -> Iterator[TopicRecords]:
     """Yield the records of rows, by topic. Raises `InvalidRecord`."""
     if not batch.num_rows:
         return
     columns = dict(zip(batch.schema.names, batch.columns, strict=True))
     if topic is not None:
-        yield topic, *_taken(columns, batch.num_rows)
+        yield topic, *_convert_topic_rows(columns, batch.num_rows)
         return
     topics = columns["topic"].dictionary_encode()
     names = topics.dictionary.to_pylist()
     if topics.null_count:
         raise InvalidRecord(
-            "topic", _first(topics.is_null()), "null", "a topic for each row, or .option('topic', ...) for all"
+            "topic", _find_first(topics.is_null()), "null", "a topic for each row, or .option('topic', ...) for all"
         )
     if len(names) == 1:
-        yield names[0], *_taken(columns, batch.num_rows)
+        yield names[0], *_convert_topic_rows(columns, batch.num_rows)
         return
     for index, name in enumerate(names):
         rows = pc.equal(topics.indices, index)
         part = batch.filter(rows)
-        yield name, *_taken(dict(zip(part.schema.names, part.columns, strict=True)), part.num_rows)
+        yield name, *_convert_topic_rows(dict(zip(part.schema.names, part.columns, strict=True)), part.num_rows)
 
 
-def _taken(columns: dict[str, pa.Array], count: int) -> tuple[ArrowRecords, int, Partitions | None]:
+def _convert_topic_rows(columns: dict[str, pa.Array], count: int) -> tuple[ArrowRecords, int, Partitions | None]:
     values = columns["value"]
     size_bytes = values.nbytes
     keys = columns.get("key")
@@ -198,7 +198,7 @@ def _as_list(array: pa.Array) -> list[bytes | None]:
     return blobs
 
 
-def _first(mask: pa.Array) -> int:
+def _find_first(mask: pa.Array) -> int:
     return int(np.flatnonzero(mask.to_numpy(zero_copy_only=False))[0])
 
 
@@ -209,13 +209,13 @@ def _as_milliseconds(array: pa.Array) -> npt.NDArray[np.int64] | None:
     numbers = array.cast(pa.int64())
     if pa.types.is_timestamp(array.type):
         per_ms = {"s": 1, "ms": 1, "us": 1000, "ns": 1_000_000}[array.type.unit]
-        found: npt.NDArray[np.int64] = np.floor_divide(_filled(numbers, per_ms), per_ms)
+        found: npt.NDArray[np.int64] = np.floor_divide(_fill_nulls(numbers, per_ms), per_ms)
         # Clip before multiplying: an overflow would give a valid time, but a clipped time is refused.
-        return _checked(np.clip(found, -LATEST_MS, LATEST_MS) * 1000 if array.type.unit == "s" else found)
-    return _checked(_filled(numbers, 1))
+        return _check_range(np.clip(found, -LATEST_MS, LATEST_MS) * 1000 if array.type.unit == "s" else found)
+    return _check_range(_fill_nulls(numbers, 1))
 
 
-def _filled(numbers: pa.Array, per_ms: int) -> npt.NDArray[np.int64]:
+def _fill_nulls(numbers: pa.Array, per_ms: int) -> npt.NDArray[np.int64]:
     """Return the numbers, with the current time in place of nulls."""
     if numbers.null_count:
         numbers = numbers.fill_null(time.time_ns() // 1_000_000 * per_ms)
@@ -223,7 +223,7 @@ def _filled(numbers: pa.Array, per_ms: int) -> npt.NDArray[np.int64]:
     return filled
 
 
-def _checked(timestamps: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def _check_range(timestamps: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     if int(timestamps.min()) < EARLIEST_MS:
         row = int(timestamps.argmin())
         raise InvalidRecord("timestamp", row, f"{timestamps[row]} ms", "a time from the year 1 on")

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 from segmentlog.errors import InvalidConfig
-from segmentlog.spark.store_opener import Place, open_store, place_of
+from segmentlog.spark.store_opener import StoreLocation, open_store, resolve_location
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -43,15 +43,15 @@ def from_avro(
         raise InvalidConfig("subject", subject, "either subject (its newest schema is used) or schema, not both")
     if mode not in ("failfast", "permissive"):
         raise InvalidConfig("mode", mode, "'failfast' or 'permissive'")
-    where = registry if _is_http(registry) else place_of(registry)
-    text = schema if schema is not None else _newest(where, str(subject))
-    parsed, names = _parsed(text)
+    where = registry if _is_http(registry) else resolve_location(registry)
+    text = schema if schema is not None else _fetch_newest_schema(where, str(subject))
+    parsed, names = _parse_schema(text)
     types = AvroTypes(parsed, names)
     kind = types.spark_type()
     types.converter()  # raise on the driver if the schema cannot be converted
 
     def read(values: Any) -> Any:
-        return _read(values, where, text, mode)
+        return _decode_values(values, where, text, mode)
 
     read.__annotations__ = {"values": pyarrow.Array, "return": pyarrow.Array}  # Spark reads the annotations
     found: Column = arrow_udf(read, kind)(column)  # type: ignore[call-overload]
@@ -62,40 +62,40 @@ def _is_http(registry: str) -> bool:
     return registry.startswith(("http://", "https://"))
 
 
-def _newest(where: str, subject: str) -> str:
-    source, close = _open(where)
+def _fetch_newest_schema(where: str, subject: str) -> str:
+    source, close = _open_registry(where)
     try:
         return source.parsed(source.version(subject)).formatted("resolved")
     finally:
         close()
 
 
-def _open(where: str) -> tuple[SchemaSource, Callable[[], None]]:
+def _open_registry(where: str) -> tuple[SchemaSource, Callable[[], None]]:
     if _is_http(where):
         from segmentlog.schemas.remote_registry import RemoteRegistry
 
         return RemoteRegistry(where), lambda: None
-    store = open_store(Place(where, ("_schemas",)))
+    store = open_store(StoreLocation(where, ("_schemas",)))
     return store.schemas, store.close
 
 
-def _parsed(text: str) -> tuple[Any, dict[str, Any]]:
+def _parse_schema(text: str) -> tuple[Any, dict[str, Any]]:
     """Return the schema as fastavro parses it, and the types that it defines, by name."""
     from segmentlog.schemas.avro_values import parsed_by_fastavro
 
     return parsed_by_fastavro(text)
 
 
-def _read(values: Any, where: str, text: str, mode: Mode) -> Any:
+def _decode_values(values: Any, where: str, text: str, mode: Mode) -> Any:
     """Decode an array of values. Runs on executors."""
     import pyarrow
     from pyspark.sql.pandas.types import to_arrow_type
 
     from segmentlog.spark.avro_types import AvroTypes
 
-    types = AvroTypes(*_parsed(text))
+    types = AvroTypes(*_parse_schema(text))
     convert = types.converter()
-    decode = _decoder(where, text)
+    decode = _cached_decoder(where, text)
     found = []
     for blob in values.to_pylist():
         try:
@@ -109,7 +109,7 @@ def _read(values: Any, where: str, text: str, mode: Mode) -> Any:
 
 
 @functools.lru_cache(maxsize=16)
-def _decoder(where: str, text: str) -> Callable[[bytes], Any]:
+def _cached_decoder(where: str, text: str) -> Callable[[bytes], Any]:
     """Return the decoder, cached in each Python process of an executor.
 
     A schema is fetched when the first value with its id arrives.
@@ -128,7 +128,7 @@ class _RegistryPerCall:
 
     def __getattr__(self, name: str) -> Any:
         def ask(*arguments: Any, **named: Any) -> Any:
-            source, close = _open(self._where)
+            source, close = _open_registry(self._where)
             try:
                 return getattr(source, name)(*arguments, **named)
             finally:

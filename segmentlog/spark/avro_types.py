@@ -50,34 +50,34 @@ class AvroTypes:
 
     def spark_type(self) -> DataType:
         """Return the type of Spark. Raises `InvalidSchema` for a recursive record, which Spark does not support."""
-        return self._type(self._schema, 0)[0]
+        return self._spark_type(self._schema, 0)[0]
 
     def converter(self) -> Convert | None:
         """Return the function from a value of fastavro to a value for Arrow; None if they are the same."""
-        return self._convert(self._schema)
+        return self._find_converter(self._schema)
 
     # ------------------------------------------------------------ types
 
-    def _type(self, schema: Any, depth: int) -> tuple[DataType, bool]:
+    def _spark_type(self, schema: Any, depth: int) -> tuple[DataType, bool]:
         """Return (type, whether it may be null)."""
         from pyspark.sql import types
 
         if depth > _DEPTH_MAX:
             raise InvalidSchema("the schema is recursive, which no type of Spark supports")
-        schema, nullable = self._one_of(schema)
-        kind = _kind(schema)
-        logical = _logical(schema)
+        schema, nullable = self._resolve_union(schema)
+        kind = _type_name(schema)
+        logical = _logical_type(schema)
         if kind == "record":
             fields = []
             for field in schema["fields"]:
-                inner, may_be_null = self._type(field["type"], depth + 1)
+                inner, may_be_null = self._spark_type(field["type"], depth + 1)
                 fields.append(types.StructField(field["name"], inner, may_be_null))
             return types.StructType(fields), nullable
         if kind == "array":
-            inner, may_be_null = self._type(schema["items"], depth + 1)
+            inner, may_be_null = self._spark_type(schema["items"], depth + 1)
             return types.ArrayType(inner, may_be_null), nullable
         if kind == "map":
-            inner, may_be_null = self._type(schema["values"], depth + 1)
+            inner, may_be_null = self._spark_type(schema["values"], depth + 1)
             return types.MapType(types.StringType(), inner, may_be_null), nullable
         if logical == "decimal":
             precision, scale = schema.get("precision"), schema.get("scale", 0)
@@ -90,14 +90,14 @@ class AvroTypes:
         name = _LOGICAL.get(logical or "") or _PLAIN.get(kind, "StringType")
         return getattr(types, name)(), nullable
 
-    def _one_of(self, schema: Any) -> tuple[Any, bool]:
+    def _resolve_union(self, schema: Any) -> tuple[Any, bool]:
         """Return (the only branch of a union, or a type that holds all branches; whether null is a branch)."""
         if not isinstance(schema, list):
-            return self._defined(schema), False
+            return self._resolve_name(schema), False
         branches = [branch for branch in schema if branch != "null"]
         nullable = len(branches) < len(schema)
         if len(branches) == 1:
-            return self._defined(branches[0]), nullable
+            return self._resolve_name(branches[0]), nullable
         if not branches:
             return "null", True
         if set(map(str, branches)) == {"int", "long"}:
@@ -106,51 +106,51 @@ class AvroTypes:
             return "double", nullable
         return {"type": "union"}, nullable
 
-    def _defined(self, schema: Any) -> Any:
+    def _resolve_name(self, schema: Any) -> Any:
         return self._names.get(schema, schema) if isinstance(schema, str) else schema
 
     # ------------------------------------------------------------ values
 
-    def _convert(self, schema: Any, depth: int = 0) -> Convert | None:
+    def _find_converter(self, schema: Any, depth: int = 0) -> Convert | None:
         if depth > _DEPTH_MAX:
             raise InvalidSchema("the schema is recursive, which no type of Spark supports")
-        schema, _ = self._one_of(schema)
-        kind = _kind(schema)
-        logical = _logical(schema)
+        schema, _ = self._resolve_union(schema)
+        kind = _type_name(schema)
+        logical = _logical_type(schema)
         if kind == "union":
             return lambda value: None if value is None else msgspec.json.encode(value).decode()
         if kind == "record":
-            inner = {field["name"]: self._convert(field["type"], depth + 1) for field in schema["fields"]}
+            inner = {field["name"]: self._find_converter(field["type"], depth + 1) for field in schema["fields"]}
             changed = {name: convert for name, convert in inner.items() if convert is not None}
-            return _of_record(changed) if changed else None
+            return _record_converter(changed) if changed else None
         if kind == "array":
-            return _of_array(self._convert(schema["items"], depth + 1))
+            return _array_converter(self._find_converter(schema["items"], depth + 1))
         if kind == "map":
-            return _of_map(self._convert(schema["values"], depth + 1))
+            return _map_converter(self._find_converter(schema["values"], depth + 1))
         if logical == "uuid":
-            return _as_uuid
+            return _format_uuid
         if logical in ("time-millis", "time-micros"):
-            return _of_time(1_000 if logical == "time-millis" else 1_000_000)
+            return _time_converter(1_000 if logical == "time-millis" else 1_000_000)
         return None
 
 
-def _kind(schema: Any) -> str:
+def _type_name(schema: Any) -> str:
     return schema if isinstance(schema, str) else str(schema["type"])
 
 
-def _logical(schema: Any) -> str | None:
+def _logical_type(schema: Any) -> str | None:
     logical = schema.get("logicalType") if isinstance(schema, dict) else None
-    if _kind(schema) not in _BASES.get(logical or "", ()) or (logical == "uuid" and schema.get("size", 16) != 16):
+    if _type_name(schema) not in _BASES.get(logical or "", ()) or (logical == "uuid" and schema.get("size", 16) != 16):
         return None
     return str(logical)
 
 
-def _as_uuid(value: Any) -> Any:
+def _format_uuid(value: Any) -> Any:
     """Return a uuid as text. A uuid of type fixed comes as its sixteen bytes."""
     return None if value is None else str(UUID(bytes=value) if isinstance(value, bytes) else value)
 
 
-def _of_record(changed: Mapping[str, Convert]) -> Convert:
+def _record_converter(changed: Mapping[str, Convert]) -> Convert:
     def convert(value: Any) -> Any:
         if value is None:
             return None
@@ -159,20 +159,20 @@ def _of_record(changed: Mapping[str, Convert]) -> Convert:
     return convert
 
 
-def _of_array(inner: Convert | None) -> Convert | None:
+def _array_converter(inner: Convert | None) -> Convert | None:
     if inner is None:
         return None
     return lambda value: None if value is None else [inner(one) for one in value]
 
 
-def _of_map(inner: Convert | None) -> Convert:
+def _map_converter(inner: Convert | None) -> Convert:
     """Return the converter of a map to the list of pairs that Arrow takes."""
     if inner is None:
         return lambda value: None if value is None else list(value.items())
     return lambda value: None if value is None else [(name, inner(one)) for name, one in value.items()]
 
 
-def _of_time(per_second: int) -> Convert:
+def _time_converter(per_second: int) -> Convert:
     def convert(value: Any) -> Any:
         if value is None:
             return None

@@ -16,17 +16,17 @@ from segmentlog.spark.offset_ranges import (
     DataLoss,
     OffsetRange,
     check_order,
-    ending_offsets,
-    lost_since,
-    partitions_to_read,
-    readable_start,
-    split,
-    starting_offsets,
-    step_over,
-    topic_ids,
+    damage_logger,
+    describe_lost_range,
+    find_readable_start,
+    find_topic_ids,
+    resolve_ending_offsets,
+    resolve_starting_offsets,
+    select_partitions,
+    split_into_tasks,
 )
 from segmentlog.spark.source_options import ReadOptions
-from segmentlog.spark.store_opener import open_store, opened_for_task
+from segmentlog.spark.store_opener import open_for_task, open_store
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -54,24 +54,29 @@ class BatchReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """Return the tasks. Runs in a Python process of the driver."""
         options = self._options
-        with open_store(options.place) as store:
-            partitions = partitions_to_read(store, options)
-            ids = topic_ids(store, partitions)
+        with open_store(options.location) as store:
+            partitions = select_partitions(store, options)
+            ids = find_topic_ids(store, partitions)
             # Read the epochs before the ends: a loss after this line has a later epoch.
             epochs = {tp: store.open_partition(*tp).epoch for tp in partitions}
-            starts, ends = starting_offsets(store, partitions, options), ending_offsets(store, partitions, options)
+            starts, ends = (
+                resolve_starting_offsets(store, partitions, options),
+                resolve_ending_offsets(store, partitions, options),
+            )
             check_order(store, starts, ends, options)
             ranges = [OffsetRange(*tp, starts[tp], ends[tp], ids[tp.topic], epochs[tp]) for tp in partitions]
-            return plan(store, ranges, options)
+            return plan_tasks(store, ranges, options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return the rows of one task. Runs on an executor."""
         return read_task(self._options, self._schema, partition)
 
 
-def plan(store: LogStore, ranges: list[OffsetRange], options: ReadOptions) -> list[InputPartition]:
-    """Return the ranges as tasks."""
-    tasks = split(store, ranges, at_least=options.min_partitions, max_records=options.max_records_per_partition)
+def plan_tasks(store: LogStore, ranges: list[OffsetRange], options: ReadOptions) -> list[InputPartition]:
+    """Split the ranges into tasks, by the options minPartitions and maxRecordsPerPartition."""
+    tasks = split_into_tasks(
+        store, ranges, at_least=options.min_partitions, max_records=options.max_records_per_partition
+    )
     return [ReadTask(task) for task in tasks]
 
 
@@ -79,13 +84,13 @@ def read_task(options: ReadOptions, schema: StructType, task: InputPartition) ->
     """Yield the rows of a task's ranges, in order. Raises `DataLoss`, `CorruptBatch`."""
     if not isinstance(task, ReadTask):  # a plan without tasks: Spark runs one task with an empty partition
         return
-    with opened_for_task(options.place) as store:
+    with open_for_task(options.location) as store:
         for span in task.ranges:
-            yield from ArrowRows(schema, options.invalid_text).of(_read_range(store, span, options))
+            yield from ArrowRows(schema, options.invalid_text).convert(_read_range(store, span, options))
 
 
 def _read_range(store: LogStore, span: OffsetRange, options: ReadOptions) -> Iterator[RecordBatch]:
-    """Yield the records of ``[start, end)`` that still exist. Raises `DataLoss` if some are gone.
+    """Yield the records of a range that still exist. Raises `DataLoss` if some were deleted or lost.
 
     With failOnDataLoss = false, log a warning instead and yield the remaining records.
     """
@@ -93,9 +98,9 @@ def _read_range(store: LogStore, span: OffsetRange, options: ReadOptions) -> Ite
     while position < span.end:
         try:
             log = store.open_partition(span.topic, span.partition, span.topic_id)
-            position = readable_start(log, position, fail_on_data_loss=options.fail_on_data_loss)
+            position = find_readable_start(log, position, fail_on_data_loss=options.fail_on_data_loss)
             reached = log.end_offset(isolation=options.isolation)
-            on_skip = step_over(log) if options.skip_damaged else None
+            on_skip = damage_logger(log) if options.skip_damaged else None
             for batch in log.read(position, isolation=options.isolation, on_skip=on_skip):
                 if batch.base_offset >= span.end:
                     break
@@ -111,7 +116,7 @@ def _read_range(store: LogStore, span: OffsetRange, options: ReadOptions) -> Ite
                         f"{span.topic}/{span.partition}: the log ends at offset {reached}, before {span.end}", options
                     )
             # Check at the end, to report records that were truncated during the read too.
-            if (why := lost_since(log, span)) is not None:
+            if (why := describe_lost_range(log, span)) is not None:
                 _report_loss(why, options)
             return
         except (OffsetOutOfRange, LogTruncated) as error:  # deleted or truncated during the read

@@ -20,9 +20,9 @@ from pyspark.sql.datasource import (
 
 import segmentlog
 from segmentlog.errors import SegmentlogError
-from segmentlog.spark.arrow_records import records_of
+from segmentlog.spark.arrow_records import convert_rows
 from segmentlog.spark.source_options import WriteOptions
-from segmentlog.spark.store_opener import Place, open_store
+from segmentlog.spark.store_opener import StoreLocation, open_store
 from segmentlog.staging.staged_files import Staged
 from segmentlog.staging.staging import Stager, publish
 from segmentlog.staging.staging_folder import StagingFolder, sweep_abandoned
@@ -36,7 +36,7 @@ _RUN_ID = "spark.jobGroup.id"
 # Spark stores the id of the query's run in this property, to cancel its jobs.
 
 
-class TaskDone(WriterCommitMessage):
+class TaskCommitMessage(WriterCommitMessage):
     """Commit message of one task: its staged files, with the job and run that they belong to."""
 
     def __init__(self, staged: Staged, job: str, run: str) -> None:
@@ -51,7 +51,7 @@ class BatchWriter(DataSourceArrowWriter):
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
         self._job = f"spark-job-{uuid.uuid4()}"
-        with open_store(Place(options.path)) as store:
+        with open_store(StoreLocation(options.path)) as store:
             if options.topic is not None:
                 store.topic(options.topic)
         sweep_abandoned(FileSystem(), options.path)
@@ -60,17 +60,17 @@ class BatchWriter(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage the rows of one task. Runs on an executor."""
-        return TaskDone(_stage(self._options, self._folder(), 0, iterator), self._job, "")
+        return TaskCommitMessage(_stage(self._options, self._folder(), 0, iterator), self._job, "")
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Publish the staged batches of all tasks. Runs in a Python process of the driver."""
         options = self._options
         try:
             if options.app_id is None:
-                _publish(options, _done(messages), None, None)
+                _publish(options, _task_messages(messages), None, None)
             else:
                 assert options.app_version is not None
-                _publish(options, _done(messages), f"spark-app-{options.app_id}", options.app_version)
+                _publish(options, _task_messages(messages), f"spark-app-{options.app_id}", options.app_version)
         finally:
             with contextlib.suppress(OSError):  # an error would make Spark write the published rows again
                 self._folder().remove()
@@ -97,11 +97,11 @@ class StreamWriter(DataSourceStreamArrowWriter):
             raise SegmentlogError("Spark passed no query id to the task: use this sink with df.writeStream only")
         job = f"spark-{query}"
         folder = StagingFolder(FileSystem(), self._options.path, job)
-        return TaskDone(_stage(self._options, folder, folder.claim(run), iterator), job, run)
+        return TaskCommitMessage(_stage(self._options, folder, folder.claim(run), iterator), job, run)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Publish the micro-batch unless it is published already. Runs in a Python process of the driver."""
-        done = _done(messages)
+        done = _task_messages(messages)
         if not done:  # a micro-batch without tasks has no rows
             return
         folder = StagingFolder(FileSystem(), self._options.path, done[0].job)
@@ -112,23 +112,23 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Delete the staged files of the micro-batch."""
         fs = FileSystem()
-        for task in _done(messages):
+        for task in _task_messages(messages):
             StagingFolder(fs, self._options.path, task.job).discard(task.staged)
 
 
-def _done(messages: Sequence[WriterCommitMessage | None]) -> list[TaskDone]:
-    return [message for message in messages if isinstance(message, TaskDone)]
+def _task_messages(messages: Sequence[WriterCommitMessage | None]) -> list[TaskCommitMessage]:
+    return [message for message in messages if isinstance(message, TaskCommitMessage)]
 
 
 def _stage(options: WriteOptions, folder: StagingFolder, run: int, rows: Iterator[pa.RecordBatch]) -> Staged:
     context = TaskContext.get()
     task = context.partitionId() if context else 0
     fs = FileSystem()
-    with open_store(Place(options.path)) as store:
+    with open_store(StoreLocation(options.path)) as store:
         stager = Stager(store.topic, fs, folder.file_for(run, task), task, allow_null_values=options.allow_null_values)
         try:
             for batch in rows:
-                for topic, records, size_bytes, partitions in records_of(batch, options.topic):
+                for topic, records, size_bytes, partitions in convert_rows(batch, options.topic):
                     stager.add(topic, records, size_bytes, partitions)
             return stager.finish()
         except BaseException:
@@ -136,7 +136,7 @@ def _stage(options: WriteOptions, folder: StagingFolder, run: int, rows: Iterato
             raise
 
 
-def _publish(options: WriteOptions, done: list[TaskDone], name: str | None, version: int | None) -> None:
+def _publish(options: WriteOptions, done: list[TaskCommitMessage], name: str | None, version: int | None) -> None:
     """Append the staged batches in one transaction.
 
     With a producer ``name``, skip the write if its last transaction has this version or a newer one.

@@ -15,7 +15,13 @@ from segmentlog.errors import InvalidConfig, SegmentlogError
 from segmentlog.spark.batch_reader import BatchReader
 from segmentlog.spark.batch_writer import BatchWriter, StreamWriter
 from segmentlog.spark.schema import check_read_schema, check_write_schema, source_schema
-from segmentlog.spark.source_options import OF_TABLES, ReadOptions, WriteOptions, read_options, write_options
+from segmentlog.spark.source_options import (
+    TABLE_ADVICE,
+    ReadOptions,
+    WriteOptions,
+    parse_read_options,
+    parse_write_options,
+)
 from segmentlog.spark.stream_reader import StreamReader
 
 
@@ -37,7 +43,7 @@ class DefaultSource(DataSource):
         Raises `SegmentlogError` for CREATE TABLE: a catalog table cannot use this source.
         """
         if {"provider", "owner"} <= {key.lower() for key in self.options}:  # Spark adds both for CREATE TABLE
-            raise SegmentlogError(f"a catalog table cannot use the source segmentlog: {OF_TABLES}")
+            raise SegmentlogError(f"a catalog table cannot use the source segmentlog: {TABLE_ADVICE}")
         include_headers = self.options.get("includeHeaders", "false").strip().lower() == "true"
         return source_schema(include_headers=include_headers)
 
@@ -61,10 +67,10 @@ class DefaultSource(DataSource):
         return StreamWriter(self._write_options(schema, overwrite=False))
 
     def _read_options(self, *, streaming: bool) -> ReadOptions:
-        return read_options(dict(self.options), streaming=streaming)
+        return parse_read_options(dict(self.options), streaming=streaming)
 
     def _write_options(self, schema: StructType, overwrite: bool) -> WriteOptions:
-        options = write_options(dict(self.options))
+        options = parse_write_options(dict(self.options))
         if overwrite:
             accepted = "append (.mode('append'), INSERT INTO): a log is only ever appended to"
             raise InvalidConfig("mode", "overwrite", accepted)

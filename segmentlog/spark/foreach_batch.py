@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from segmentlog.spark.spark_errors import SparkFailed
-from segmentlog.spark.store_opener import folder_of
+from segmentlog.spark.store_opener import resolve_writable_folder
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -30,7 +30,7 @@ def append_batches(path: str, topic: str | None = None, **options: str) -> Calla
         topic: the topic to append to; None: the rows have a column ``topic``.
         options: options of the sink.
     """
-    given = {**options, "path": folder_of(path)} | ({} if topic is None else {"topic": topic})
+    given = {**options, "path": resolve_writable_folder(path)} | ({} if topic is None else {"topic": topic})
 
     def append(rows: DataFrame, batch_id: int) -> None:
         query_id = rows.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")

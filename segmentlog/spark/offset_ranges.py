@@ -70,15 +70,15 @@ class Positions(msgspec.Struct, frozen=True):
 # ---------------------------------------------------------------- partitions
 
 
-def partitions_to_read(store: LogStore, options: ReadOptions, *, all_there: bool = True) -> list[TopicPartition]:
+def select_partitions(store: LogStore, options: ReadOptions, *, must_exist: bool = True) -> list[TopicPartition]:
     """Return the existing partitions that the options select, sorted.
 
-    With ``all_there``, raise `UnknownTopic` if a topic or partition that the options name does not exist.
+    Raise `UnknownTopic` if ``must_exist`` is true, and a topic or partition that the options name does not exist.
     """
     if options.partitions is not None:
-        counts = {name: len(_partitions_of(store, name, must_exist=all_there)) for name in options.topics}
+        counts = {name: len(_list_partitions(store, name, must_exist=must_exist)) for name in options.topics}
         missing = [tp for tp in options.partitions if tp.partition >= counts[tp.topic]]
-        if missing and all_there:
+        if missing and must_exist:
             why = f"it has no partition {missing[0].partition}, only 0 to {counts[missing[0].topic] - 1}"
             raise UnknownTopic(missing[0].topic, why)
         return [tp for tp in options.partitions if tp not in missing]
@@ -86,11 +86,11 @@ def partitions_to_read(store: LogStore, options: ReadOptions, *, all_there: bool
     if options.pattern is not None:
         pattern = re.compile(options.pattern)
         topics = [name for name in store.topics() if pattern.fullmatch(name)]
-    found = [_partitions_of(store, name, must_exist=options.pattern is None and all_there) for name in topics]
+    found = [_list_partitions(store, name, must_exist=options.pattern is None and must_exist) for name in topics]
     return sorted(tp for some in found for tp in some)
 
 
-def _partitions_of(store: LogStore, name: str, *, must_exist: bool) -> list[TopicPartition]:
+def _list_partitions(store: LogStore, name: str, *, must_exist: bool) -> list[TopicPartition]:
     try:
         return [TopicPartition(name, number) for number in range(store.topic(name).partition_count)]
     except UnknownTopic:
@@ -106,46 +106,46 @@ def _partitions_of(store: LogStore, name: str, *, must_exist: bool) -> list[Topi
 # ---------------------------------------------------------------- start and end offsets
 
 
-def topic_ids(store: LogStore, partitions: Iterable[TopicPartition]) -> dict[str, str]:
+def find_topic_ids(store: LogStore, partitions: Iterable[TopicPartition]) -> dict[str, str]:
     """Return the ids of the partitions' topics, by name. Raises `UnknownTopic`."""
     return {name: store.topic(name).id for name in sorted({tp.topic for tp in partitions})}
 
 
-def end_of(store: LogStore, tp: TopicPartition, options: ReadOptions, topic_id: str | None = None) -> int:
+def find_end_offset(store: LogStore, tp: TopicPartition, options: ReadOptions, topic_id: str | None = None) -> int:
     """Return the current end offset for the isolation and durability of ``options``. Raises `UnknownTopic`."""
     return store.open_partition(*tp, topic_id).end_offset(
         isolation=options.isolation, durable_only=options.durable_only
     )
 
 
-def starting_offsets(store: LogStore, partitions: list[TopicPartition], options: ReadOptions) -> Offsets:
+def resolve_starting_offsets(store: LogStore, partitions: list[TopicPartition], options: ReadOptions) -> Offsets:
     """Return the start offset of each partition. Raises `InvalidConfig`, `DataLoss`."""
-    return _resolve(store, partitions, options.starting, options, is_start=True)
+    return _resolve_bound(store, partitions, options.starting, options, is_start=True)
 
 
-def ending_offsets(store: LogStore, partitions: list[TopicPartition], options: ReadOptions) -> Offsets:
+def resolve_ending_offsets(store: LogStore, partitions: list[TopicPartition], options: ReadOptions) -> Offsets:
     """Return the end offset of each partition. Raises `InvalidConfig`, `DataLoss`."""
-    return _resolve(store, partitions, options.ending, options, is_start=False)
+    return _resolve_bound(store, partitions, options.ending, options, is_start=False)
 
 
-def _resolve(
+def _resolve_bound(
     store: LogStore, partitions: list[TopicPartition], bound: Bound, options: ReadOptions, *, is_start: bool
 ) -> Offsets:
-    given = {tp: bound.per_partition[tp.topic][tp.partition] for tp in _check_named(bound, partitions)}
+    _check_named(bound, partitions)
     found = {}
     for tp in partitions:
         log = store.open_partition(*tp)
-        end_offset = end_of(store, tp, options)
+        end_offset = find_end_offset(store, tp, options)
         if bound.at == "earliest":
             found[tp] = log.log_start_offset
         elif bound.at == "latest":
             found[tp] = end_offset
         elif bound.at == "offsets":
-            found[tp] = _resolve_explicit(log, given[tp], end_offset, options)
+            found[tp] = _resolve_explicit(log, bound.per_partition[tp.topic][tp.partition], end_offset, options)
             if not is_start:
-                found[tp] = _readable_end(tp, found[tp], end_offset, options)
+                found[tp] = _limit_end(tp, found[tp], end_offset, options)
         else:
-            timestamp_ms = bound.timestamp_ms if bound.at == "timestamp" else given[tp]
+            timestamp_ms = _find_given_bound(bound, tp)
             offset = log.offset_for_timestamp(timestamp_ms)
             if offset is None and is_start and options.no_match == "error":
                 accepted = (
@@ -167,45 +167,44 @@ def check_order(store: LogStore, starts: Offsets, ends: Offsets, options: ReadOp
     """
     starting, ending = options.starting, options.ending
     for tp in sorted(starts):
-        first, last = _given_bound(starting, tp), _given_bound(ending, tp)
+        first, last = _find_given_bound(starting, tp), _find_given_bound(ending, tp)
         if (starting.at == "offsets") == (ending.at == "offsets") and min(first, last) >= 0:
             wrong = first > last
         else:
             first, last = starts[tp], ends[tp]
-            wrong = last < first and options.fail_on_data_loss and last < end_of(store, tp, options)
+            wrong = last < first and options.fail_on_data_loss and last < find_end_offset(store, tp, options)
         if wrong:
             accepted = f"at or before {ending.option}: {tp.topic}/{tp.partition} would be read from {first} to {last}"
-            raise InvalidConfig(starting.option, _bound_text(starting), accepted)
+            raise InvalidConfig(starting.option, _format_bound(starting), accepted)
 
 
-def _given_bound(bound: Bound, tp: TopicPartition) -> int:
+def _find_given_bound(bound: Bound, tp: TopicPartition) -> int:
     """Return the offset or timestamp that the user gave for the partition; -1 for "earliest" and "latest"."""
     if bound.at in ("offsets", "timestamps"):
         return bound.per_partition[tp.topic][tp.partition]
     return bound.timestamp_ms
 
 
-def _bound_text(bound: Bound) -> str:
+def _format_bound(bound: Bound) -> str:
     if bound.at in ("offsets", "timestamps"):
         return json.dumps(bound.per_partition)
     return str(bound.timestamp_ms) if bound.at == "timestamp" else bound.at
 
 
-def _check_named(bound: Bound, partitions: list[TopicPartition]) -> list[TopicPartition]:
-    """Return the partitions for JSON bounds, else none. Raises `InvalidConfig` if the JSON names other partitions."""
+def _check_named(bound: Bound, partitions: list[TopicPartition]) -> None:
+    """Raise `InvalidConfig` unless a bound given as JSON names exactly the partitions that are read."""
     if bound.at not in ("offsets", "timestamps"):
-        return []
+        return
     named = {TopicPartition(topic, number) for topic, numbers in bound.per_partition.items() for number in numbers}
     if missing := sorted(set(partitions) - named):
-        accepted = f"an entry for each partition that is read; {_list(missing)} missing"
+        accepted = f"an entry for each partition that is read; {_list_names(missing)} missing"
         raise InvalidConfig(bound.option, json.dumps(bound.per_partition), accepted)
     if unknown := sorted(named - set(partitions)):
-        accepted = f"entries for the partitions that are read; {_list(unknown)} not among them"
+        accepted = f"entries for the partitions that are read; {_list_names(unknown)} not among them"
         raise InvalidConfig(bound.option, json.dumps(bound.per_partition), accepted)
-    return partitions
 
 
-def _list(partitions: list[TopicPartition]) -> str:
+def _list_names(partitions: list[TopicPartition]) -> str:
     names = ", ".join(f"{tp.topic}/{tp.partition}" for tp in partitions[:5])
     return f"{names}{' and more are' if len(partitions) > 5 else ' is' if len(partitions) == 1 else ' are'}"
 
@@ -215,10 +214,10 @@ def _resolve_explicit(log: Partition, offset: int, end_offset: int, options: Rea
         return log.log_start_offset
     if offset == LATEST:
         return end_offset
-    return readable_start(log, offset, fail_on_data_loss=options.fail_on_data_loss)
+    return find_readable_start(log, offset, fail_on_data_loss=options.fail_on_data_loss)
 
 
-def _readable_end(tp: TopicPartition, offset: int, end_offset: int, options: ReadOptions) -> int:
+def _limit_end(tp: TopicPartition, offset: int, end_offset: int, options: ReadOptions) -> int:
     """Limit an explicit end offset to the end of readable records. Raises `DataLoss` if failOnDataLoss is true.
 
     Records after that are not durable yet, or belong to an open transaction.
@@ -232,7 +231,7 @@ def _readable_end(tp: TopicPartition, offset: int, end_offset: int, options: Rea
     return end_offset
 
 
-def readable_start(log: Partition, offset: int, *, fail_on_data_loss: bool) -> int:
+def find_readable_start(log: Partition, offset: int, *, fail_on_data_loss: bool) -> int:
     """Return the first readable offset from ``offset`` on.
 
     Raises `DataLoss` if ``offset`` itself is gone and ``fail_on_data_loss`` is true; otherwise logs a warning.
@@ -251,10 +250,10 @@ def readable_start(log: Partition, offset: int, *, fail_on_data_loss: bool) -> i
         return error.lost.end_offset
 
 
-def lost_since(log: Partition, span: OffsetRange) -> str | None:
-    """Describe the first records of a range that were lost since the read was planned; None if none were lost.
+def describe_lost_range(log: Partition, span: OffsetRange) -> str | None:
+    """Describe the first records of a range that were lost after the read was planned; None if none were lost.
 
-    A truncation on request counts as a loss too.
+    A truncation by `Partition.truncate` counts as a loss too.
     """
     name = f"{span.topic}/{span.partition}"
     for lost in log.lost_ranges() if span.epoch is not None and log.epoch != span.epoch else ():
@@ -267,7 +266,7 @@ def lost_since(log: Partition, span: OffsetRange) -> str | None:
 # ---------------------------------------------------------------- tasks
 
 
-def split(
+def split_into_tasks(
     store: LogStore,
     ranges: Iterable[OffsetRange],
     *,
@@ -296,7 +295,7 @@ def split(
                 room = size
             # A small rest joins the last task, unless the user limits the size or sets the number of tasks.
             slack = 0 if max_records or at_least else size // 8
-            stop = span.end if span.end - start <= room + slack else _batch_start(log, start + room, start)
+            stop = span.end if span.end - start <= room + slack else _find_batch_start(log, start + room, start)
             stop = min(stop, start + room if max_records else span.end)  # the next batch may start after the range
             tasks[-1].append(msgspec.structs.replace(span, start=start, end=stop))
             room -= stop - start
@@ -306,10 +305,10 @@ def split(
     return tasks
 
 
-def _batch_start(log: Partition, offset: int, start: int) -> int:
-    """Return the base offset of the batch that contains ``offset``; inside a hole, that of the next batch.
+def _find_batch_start(log: Partition, offset: int, start: int) -> int:
+    """Return the base offset of the batch that contains ``offset``, or else of the next batch.
 
-    If that batch starts at or before ``start``, return ``offset`` itself.
+    If this base offset is not after ``start``, return ``offset`` itself, so that a task is not empty.
     """
     try:
         for batch in log.read(offset, max_bytes=1):
@@ -322,14 +321,14 @@ def _batch_start(log: Partition, offset: int, start: int) -> int:
     return offset
 
 
-def step_over(log: Partition) -> SkipListener:
+def damage_logger(log: Partition) -> SkipListener:
     """Return the `on_skip` callback for skipDamaged: it logs each damaged range that `Partition.read` skips."""
 
-    def tell(base_offset: int, end_offset: int, damage: CorruptBatch) -> None:
+    def log_skipped(base_offset: int, end_offset: int, damage: CorruptBatch) -> None:
         name = f"{log.topic}/{log.number}"
         logger.warning("%s: skipped offsets %d to %d: %s", name, base_offset, end_offset - 1, damage)
 
-    return tell
+    return log_skipped
 
 
 # ---------------------------------------------------------------- offsets in the query's checkpoint
@@ -341,7 +340,7 @@ _ID: Final = "id"
 # Key of the topic id, next to the keys that are partition numbers.
 
 
-def to_json(positions: Positions) -> Document:
+def encode_positions(positions: Positions) -> Document:
     """Return positions as a JSON document, sorted, because Spark compares the documents as text."""
     document: Document = {}
     for tp in sorted(positions.offsets):
@@ -352,11 +351,11 @@ def to_json(positions: Positions) -> Document:
     return document
 
 
-def from_json(document: Mapping[str, Mapping[str, int | str]]) -> Positions:
+def decode_positions(document: Mapping[str, Mapping[str, int | str]]) -> Positions:
     """Parse the positions in a query's checkpoint. Raises `SegmentlogError` if the document is damaged."""
     try:
         offsets = {
-            TopicPartition(check_topic_name(topic, internal=True), _parse(number)): _parse(str(offset))
+            TopicPartition(check_topic_name(topic, internal=True), _parse_number(number)): _parse_number(str(offset))
             for topic, some in document.items()
             for number, offset in some.items()
             if number != _ID
@@ -373,7 +372,7 @@ def _parse_id(topic_id: object) -> str:
     return str(topic_id)
 
 
-def _parse(number: str) -> int:
+def _parse_number(number: str) -> int:
     if not (number.isascii() and number.isdecimal()):
         raise ValueError(f"{number!r} is not a partition or offset")
     return int(number)

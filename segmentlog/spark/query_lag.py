@@ -1,7 +1,7 @@
 """Measure the lag of a query behind its topics.
 
-Spark's Python sources cannot report metrics, and their only description is the name of Spark's class. The progress of a
-query does hold the end of its last micro-batch, and the ends of the topics when that micro-batch was planned.
+Spark's Python sources cannot report metrics, and Spark describes them only by the name of its class. But the progress
+of a query contains the end of its last micro-batch, and the ends of the topics when that micro-batch was planned.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from segmentlog.errors import SegmentlogError, UnknownTopic
 from segmentlog.objects.bucket.error_messages import without_secrets
 from segmentlog.quantities import format_size
 from segmentlog.records import TopicPartition
-from segmentlog.spark.offset_ranges import Positions, from_json
-from segmentlog.spark.store_opener import Place, open_store, place_of
+from segmentlog.spark.offset_ranges import Positions, decode_positions
+from segmentlog.spark.store_opener import StoreLocation, open_store, resolve_location
 
 if TYPE_CHECKING:
     from segmentlog.log.partition import Partition
 
 
-class Behind(msgspec.Struct, frozen=True):
-    """Lag of one query: the records that it has not processed yet."""
+class QueryLag(msgspec.Struct, frozen=True):
+    """Lag of one query: the number and size of the records that it has not processed yet."""
 
     path: str
     offsets: dict[TopicPartition, int]
@@ -55,8 +55,8 @@ class Behind(msgspec.Struct, frozen=True):
         return f"segmentlog {self.path}: {topics}: {self.total} offsets ({format_size(self.size_bytes)}) behind{where}"
 
 
-def behind(progress: Mapping[str, Any] | None, path: str) -> Behind:
-    """Return the lag of a query in the topics of the store at ``path``, over all sources of the query.
+def measure_lag(progress: Mapping[str, Any] | None, path: str) -> QueryLag:
+    """Return the lag of a query, over all sources that read topics of the store at ``path``.
 
     Args:
         progress: `StreamingQuery.lastProgress`, or the `progress` of a `StreamingQueryListener` event.
@@ -64,26 +64,31 @@ def behind(progress: Mapping[str, Any] | None, path: str) -> Behind:
     """
     offsets: dict[TopicPartition, int] = {}
     size_bytes = 0.0
-    with open_store(Place(place_of(path))) as store:
+    with open_store(StoreLocation(resolve_location(path))) as store:
         for source in (progress or {}).get("sources", []):
-            ends, latest = _positions(source.get("endOffset")).offsets, _positions(source.get("latestOffset"))
+            ends = _decode_positions(source.get("endOffset")).offsets
+            latest = _decode_positions(source.get("latestOffset"))
             for tp, end in latest.offsets.items():
                 if tp in ends:
                     with contextlib.suppress(UnknownTopic):  # deleted since, or deleted and created again
                         log = store.open_partition(*tp, latest.topic_ids.get(tp.topic))
-                        size_bytes += _bytes_between(log, ends[tp], end)
+                        size_bytes += _estimate_bytes(log, ends[tp], end)
                         offsets[tp] = log.count_offsets(ends[tp], end)
-    return Behind(without_secrets(path), dict(sorted(offsets.items())), round(size_bytes))
+    return QueryLag(without_secrets(path), dict(sorted(offsets.items())), round(size_bytes))
 
 
-def _positions(text: str | None) -> Positions:
+behind = measure_lag
+"""Former name of `measure_lag`."""
+
+
+def _decode_positions(text: str | None) -> Positions:
     try:
-        return from_json(json.loads(text or "{}") or {})
+        return decode_positions(json.loads(text or "{}") or {})
     except (ValueError, SegmentlogError):  # the source is of another kind
         return Positions({}, {})
 
 
-def _bytes_between(log: Partition, start: int, end: int) -> float:
+def _estimate_bytes(log: Partition, start: int, end: int) -> float:
     """Estimate the stored bytes in ``[start, end)``.
 
     Each segment counts in proportion to the share of its offsets in that range.

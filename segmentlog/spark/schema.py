@@ -35,7 +35,7 @@ _COLUMNS: Final[dict[str, tuple[DataType, ...]]] = {
 }
 """Columns of the source, in order: the default type, then other types that an explicit schema may ask for."""
 
-_SINK: Final[dict[str, tuple[DataType, ...]]] = {
+_SINK_COLUMNS: Final[dict[str, tuple[DataType, ...]]] = {
     "key": (BinaryType(), StringType()),
     "value": (BinaryType(), StringType()),
     "topic": (StringType(),),
@@ -43,12 +43,12 @@ _SINK: Final[dict[str, tuple[DataType, ...]]] = {
     "headers": (HEADERS,),
     "timestamp": (TimestampType(), TimestampNTZType(), LongType()),
 }
-_SINK_IGNORES: Final = ("offset", "timestampType")
+_IGNORED_COLUMNS: Final = ("offset", "timestampType")
 """Columns of the source that a writer cannot set. The sink ignores them, so rows can be written as they are read."""
 
 
 class WrongSchema(SegmentlogError, TypeError):
-    """A column that the data source does not have or accept, or that has the wrong type."""
+    """A column does not exist in the data source, is not accepted by it, or has the wrong type."""
 
 
 def source_schema(*, include_headers: bool) -> StructType:
@@ -59,29 +59,29 @@ def source_schema(*, include_headers: bool) -> StructType:
 
 def check_read_schema(schema: StructType) -> None:
     """Raise `WrongSchema` for a schema that the source cannot read."""
-    _check_names("the schema asks for", schema)
+    _check_names("the schema", schema)
     for field in schema.fields:
         accepted = _COLUMNS.get(field.name)
         if accepted is None:
             there = ", ".join(_COLUMNS)
-            raise WrongSchema(f"the schema asks for a column {field.name!r}, and the source has only {there}")
-        _check_type("the schema asks for", field, accepted)
+            raise WrongSchema(f"the schema has a column {field.name!r}, and the source has only {there}")
+        _check_type("the schema", field, accepted)
 
 
 def check_write_schema(schema: StructType, *, topic_is_given: bool) -> None:
     """Raise `WrongSchema` for columns that cannot be written."""
     names = schema.fieldNames()
-    _check_names("the data has", schema)
+    _check_names("the data", schema)
     for field in schema.fields:
-        if field.name in _SINK_IGNORES:
+        if field.name in _IGNORED_COLUMNS:
             continue
-        accepted = _SINK.get(field.name)
+        accepted = _SINK_COLUMNS.get(field.name)
         if accepted is None:
             raise WrongSchema(
-                f"a record cannot hold the column {field.name!r}: a topic takes {', '.join(_SINK)};"
+                f"a record cannot hold the column {field.name!r}: a topic takes {', '.join(_SINK_COLUMNS)};"
                 " drop it, or make it part of the value, as in to_json(struct(...)) AS value"
             )
-        _check_type("the data has", field, accepted)
+        _check_type("the data", field, accepted)
     if "value" not in names:
         raise WrongSchema(
             f"the data has no column 'value' (only {', '.join(names) or 'none'}); every record needs a value"
@@ -90,27 +90,27 @@ def check_write_schema(schema: StructType, *, topic_is_given: bool) -> None:
         raise WrongSchema("the write names no topic: set .option('topic', ...), or add a column 'topic'")
 
 
-def _check_names(who: str, schema: StructType) -> None:
+def _check_names(owner: str, schema: StructType) -> None:
     names = schema.fieldNames()
     for name in names:
         if names.count(name) > 1:
-            raise WrongSchema(f"{who} column {name!r} {names.count(name)} times; name it once")
+            raise WrongSchema(f"{owner} has column {name!r} {names.count(name)} times; name it once")
 
 
-def _check_type(who: str, field: StructField, accepted: tuple[DataType, ...]) -> None:
-    if not any(_same(field.dataType, kind) for kind in accepted):
+def _check_type(owner: str, field: StructField, accepted: tuple[DataType, ...]) -> None:
+    if not any(_is_same_type(field.dataType, kind) for kind in accepted):
         types = " or ".join(kind.simpleString() for kind in accepted)
         found = field.dataType.simpleString()
-        raise WrongSchema(f"{who} column {field.name!r} as {found}; it must be {types}")
+        raise WrongSchema(f"column {field.name!r} of {owner} has type {found}; it must be {types}")
 
 
-def _same(found: DataType, wanted: DataType) -> bool:
+def _is_same_type(found: DataType, wanted: DataType) -> bool:
     """Return whether two types are equal except for nullability and collation."""
     if isinstance(found, ArrayType) and isinstance(wanted, ArrayType):
-        return _same(found.elementType, wanted.elementType)
+        return _is_same_type(found.elementType, wanted.elementType)
     if isinstance(found, StructType) and isinstance(wanted, StructType):
         return found.fieldNames() == wanted.fieldNames() and all(
-            _same(found_field.dataType, wanted_field.dataType)
+            _is_same_type(found_field.dataType, wanted_field.dataType)
             for found_field, wanted_field in zip(found.fields, wanted.fields, strict=True)
         )
     return type(found) is type(wanted)

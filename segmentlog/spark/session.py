@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from segmentlog.errors import SegmentlogError
-from segmentlog.spark.java import Java, JavaNotFound, find_java, launch_home
+from segmentlog.spark.java import Java, JavaNotFound, create_launch_home, find_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -65,21 +65,23 @@ def session(
     else:
         master = master or "local[*]"
         local = master.startswith("local")
-        settings = _settings(local, quiet) | {key: _text(value) for key, value in (conf or {}).items()}
+        settings = _default_settings(local, quiet) | {
+            key: _format_setting(value) for key, value in (conf or {}).items()
+        }
         builder = SparkSession.builder.master(master).appName(app_name)
         for key, value in settings.items():
             builder = builder.config(key, value)
-        with _environment(_environment_for_java(local, quiet, fast_start)):
+        with _set_environment(_environment_for_java(local, quiet, fast_start)):
             spark = builder.getOrCreate()
         if local and _CHECKPOINT_FILES not in settings:
-            _write_checkpoints_without_processes(spark)
+            _select_checkpoint_writer(spark)
         if quiet:
             _ignore_interrupted_counters(spark)
     register(spark)
     return spark
 
 
-def _write_checkpoints_without_processes(spark: SparkSession) -> None:
+def _select_checkpoint_writer(spark: SparkSession) -> None:
     """Select a checkpoint writer that starts fewer processes.
 
     The PySpark package has no native Hadoop library. Without it, the default writer starts twenty processes for each
@@ -119,14 +121,14 @@ def _require_packages() -> None:
             raise SparkNotInstalled(package) from None
 
 
-def _text(value: object) -> str:
+def _format_setting(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 # ---------------------------------------------------------------- settings
 
 
-def _settings(local: bool, quiet: bool) -> dict[str, str]:
+def _default_settings(local: bool, quiet: bool) -> dict[str, str]:
     settings = {
         "spark.sql.session.timeZone": "UTC",
         # Convert column by column in toPandas and createDataFrame.
@@ -160,7 +162,7 @@ def _environment_for_java(local: bool, quiet: bool, fast_start: bool) -> dict[st
     if SparkContext._gateway is not None or "PYSPARK_GATEWAY_PORT" in os.environ:
         return {}  # Java already runs
     java = find_java()
-    added = {"JAVA_HOME": str(_java_home(java, quiet))}
+    added = {"JAVA_HOME": str(_choose_java_home(java, quiet))}
     # Spark starts its workers with this executable. It must be this Python, which pickles the tasks.
     for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
         if name not in os.environ:
@@ -196,17 +198,17 @@ def _ignore_interrupted_counters(spark: SparkSession) -> None:
         return
     report = server.handle_error
 
-    def report_unless_cut_off(request: object, address: object) -> None:
+    def report_unless_disconnected(request: object, address: object) -> None:
         if not isinstance(sys.exception(), EOFError):
             report(request, address)
 
-    server.handle_error = report_unless_cut_off
+    server.handle_error = report_unless_disconnected
 
 
-def _java_home(java: Java, quiet: bool) -> Path:
+def _choose_java_home(java: Java, quiet: bool) -> Path:
     if java.bundled or quiet:
         try:
-            return launch_home(java)
+            return create_launch_home(java)
         except JavaNotFound:
             if java.bundled:
                 raise
@@ -219,7 +221,7 @@ def _has_own_logging() -> bool:
 
 
 @contextmanager
-def _environment(added: Mapping[str, str]) -> Iterator[None]:
+def _set_environment(added: Mapping[str, str]) -> Iterator[None]:
     """Set variables of the environment inside the block, and restore it after.
 
     The variables are for Spark only, not for programs that the user starts later.

@@ -21,7 +21,7 @@ from segmentlog.log.partition import Isolation
 from segmentlog.objects.bucket.url import check_scheme, is_url
 from segmentlog.quantities import parse_count, parse_duration_ms, parse_size
 from segmentlog.records import TopicPartition
-from segmentlog.spark.store_opener import Place, folder_of, place_of
+from segmentlog.spark.store_opener import StoreLocation, resolve_location, resolve_writable_folder
 
 logger = logging.getLogger("segmentlog")
 
@@ -78,9 +78,9 @@ class ReadOptions(msgspec.Struct, frozen=True):
     cache_dir: str | None
 
     @property
-    def place(self) -> Place:
+    def location(self) -> StoreLocation:
         """The store to read from."""
-        return Place(self.path, self.topics, self.cache_bytes, self.cache_dir)
+        return StoreLocation(self.path, self.topics, self.cache_bytes, self.cache_dir)
 
 
 class WriteOptions(msgspec.Struct, frozen=True):
@@ -106,18 +106,18 @@ _READ = (
 _STREAM_ONLY = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxBytesPerTrigger", "maxTriggerDelay", "groupId")
 _BATCH_ONLY = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 _WRITE = ("path", "topic", "allowNullValues", "transactionTimeout", "txnAppId", "txnVersion", "compatible")
-A_VIEW: Final = "CREATE TEMPORARY VIEW name USING segmentlog OPTIONS (path '...', subscribe '...')"
-OF_TABLES: Final = f"Spark drops the options of tables of a Python source; create a view instead: {A_VIEW}"
+VIEW_STATEMENT: Final = "CREATE TEMPORARY VIEW name USING segmentlog OPTIONS (path '...', subscribe '...')"
+TABLE_ADVICE: Final = f"Spark drops the options of tables of a Python source; create a view instead: {VIEW_STATEMENT}"
 _SPARK_OPTIONS = frozenset(("checkpointlocation", "queryname", "outputmode"))
 # Options of a streaming query, which Spark passes to the sink too.
 
 
-def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
+def parse_read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
     """Parse the options of `spark.read` or `spark.readStream`. Raises `InvalidConfig`."""
-    given = _Given(options, _READ, others=_WRITE)
+    given = _GivenOptions(options, _READ, others=_WRITE)
     path = given.path()
     if given.compatible and not streaming:
-        given.pass_over(_STREAM_ONLY)  # as Spark's Kafka source does
+        given.drop_ignored(_STREAM_ONLY)  # as Spark's Kafka source does
     wrong_side = [name for name in (_BATCH_ONLY if streaming else _STREAM_ONLY) if given.text(name) is not None]
     if wrong_side:
         kind, other = ("streaming", "spark.read") if streaming else ("batch", "spark.readStream")
@@ -127,16 +127,16 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
     strategy = given.choice("startingOffsetsByTimestampStrategy", ("error", "latest"), "error")
     group = given.text("groupId")
     if group is not None and is_url(path):
-        why = "left out when reading an object store: positions are committed in the folder of a store only"
+        why = "leave it out of a read from an object store; only a store in a local folder can commit positions"
         raise InvalidConfig("groupId", group, why)
-    delay_ms = given.parsed("maxTriggerDelay", parse_duration_ms, "a time, such as 15m")
+    delay_ms = given.number("maxTriggerDelay", parse_duration_ms, "a time, such as 15m")
     return ReadOptions(
         path=path,
         topics=topics,
         pattern=pattern,
         partitions=partitions,
-        starting=_bound(given, "starting", "latest" if streaming else "earliest"),
-        ending=_bound(given, "ending", "latest"),
+        starting=_parse_bound(given, "starting", "latest" if streaming else "earliest"),
+        ending=_parse_bound(given, "ending", "latest"),
         no_match=cast(NoMatch, strategy),
         fail_on_data_loss=given.flag("failOnDataLoss", default=True),
         include_headers=given.flag("includeHeaders", default=False),
@@ -146,29 +146,29 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         max_records_per_partition=given.count("maxRecordsPerPartition"),
         max_offsets_per_trigger=given.count("maxOffsetsPerTrigger"),
         min_offsets_per_trigger=given.count("minOffsetsPerTrigger"),
-        max_bytes_per_trigger=given.parsed("maxBytesPerTrigger", parse_size, "a size, such as 64MiB", least=1),
+        max_bytes_per_trigger=given.number("maxBytesPerTrigger", parse_size, "a size, such as 64MiB", least=1),
         max_trigger_delay_ms=_FIFTEEN_MINUTES_MS if delay_ms is None else delay_ms,
         group=group,
         skip_damaged=given.flag("skipDamaged", default=False),
         invalid_text=cast(InvalidText, given.choice("invalidText", get_args(InvalidText), "error")),
-        cache_bytes=given.parsed("cacheBytes", parse_size, "a size, such as 256MiB", least=1) or REMOTE_CACHE_BYTES,
+        cache_bytes=given.number("cacheBytes", parse_size, "a size, such as 256MiB", least=1) or REMOTE_CACHE_BYTES,
         cache_dir=given.text("cacheDir"),
     )
 
 
-def write_options(options: Mapping[str, str]) -> WriteOptions:
+def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
     """Parse the options of `df.write` or `df.writeStream`. Raises `InvalidConfig`."""
-    given = _Given(options, _WRITE, others=_READ)
-    topic = given.text("topic") or _subscribed_topic(options)
+    given = _GivenOptions(options, _WRITE, others=_READ)
+    topic = given.text("topic") or _find_subscribed_topic(options)
     if topic is not None:
         check_topic_name(topic)
-    app_id, version = given.text("txnAppId"), given.parsed("txnVersion", parse_count, "a whole number from 0 on")
+    app_id, version = given.text("txnAppId"), given.number("txnVersion", parse_count, "a whole number from 0 on")
     if (app_id is None) != (version is None):
         name = "txnVersion" if version is None else "txnAppId"
-        raise InvalidConfig(name, None, "given together with " + ("txnAppId" if version is None else "txnVersion"))
-    timeout_ms = given.parsed("transactionTimeout", parse_duration_ms, "a time, such as 15m", least=1)
+        raise InvalidConfig(name, None, "set it together with " + ("txnAppId" if version is None else "txnVersion"))
+    timeout_ms = given.number("transactionTimeout", parse_duration_ms, "a time, such as 15m", least=1)
     return WriteOptions(
-        path=folder_of(given.path()),
+        path=resolve_writable_folder(given.path()),
         topic=topic,
         allow_null_values=given.flag("allowNullValues", default=False),
         transaction_timeout_ms=min(timeout_ms or _FIFTEEN_MINUTES_MS, 86_400_000),
@@ -177,13 +177,13 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
     )
 
 
-class _Given:
+class _GivenOptions:
     """The options that the user gave, by canonical name. Every method raises `InvalidConfig`."""
 
     def __init__(self, options: Mapping[str, str], names: Iterable[str], *, others: Iterable[str]) -> None:
-        """Accept ``names``, and ignore ``others``: options of the sink in a read, of the source in a write.
+        """Accept ``names``, and ignore ``others``: a read ignores the options of the sink, and a write the source's.
 
-        A view has one set of options for both.
+        A view is used for both, and has one set of options.
         """
         known = {name.lower(): name for name in names}
         passed_over = _SPARK_OPTIONS | {name.lower() for name in others}
@@ -198,11 +198,11 @@ class _Given:
         self.compatible = self.flag("compatible", default=False)
         for key, value in unknown.items():
             if not self.compatible:
-                raise InvalidConfig(key, value, _unknown(key, known))
-            near = _near(key, known)
+                raise InvalidConfig(key, value, _describe_unknown(key, known))
+            near = _find_closest(key, known)
             _warn_once(f"option {key} has no effect" + (f"; did you mean {near}?" if near else ""))
 
-    def pass_over(self, names: Iterable[str]) -> None:
+    def drop_ignored(self, names: Iterable[str]) -> None:
         """Drop these options, and log a warning for each that the user gave."""
         for name in names:
             if self._values.pop(name, None) is not None:
@@ -216,8 +216,8 @@ class _Given:
         path = self._values.get("path")
         if not path:
             accepted = "the folder of the store, or the URL of an object store: .option('path', '...') or .load('...')"
-            raise InvalidConfig("path", path, accepted + ("" if self._values else f"; {OF_TABLES}"))
-        place = place_of(path)
+            raise InvalidConfig("path", path, accepted + ("" if self._values else f"; {TABLE_ADVICE}"))
+        place = resolve_location(path)
         return check_scheme("path", place) if is_url(place) else place
 
     def choice(self, name: str, choices: tuple[str, ...], default: str) -> str:
@@ -230,9 +230,9 @@ class _Given:
         return self.choice(name, ("true", "false"), str(default).lower()) == "true"
 
     def count(self, name: str) -> int | None:
-        return self.parsed(name, parse_count, "a whole number from 1 on", least=1)
+        return self.number(name, parse_count, "a whole number from 1 on", least=1)
 
-    def parsed(self, name: str, parse: Callable[[object], int], accepted: str, *, least: int = 0) -> int | None:
+    def number(self, name: str, parse: Callable[[object], int], accepted: str, *, least: int = 0) -> int | None:
         """Return the option as a number from ``least`` on, or None if it is not given.
 
         The parsers also accept -1, "unlimited" and the like; the options of the data source do not.
@@ -256,7 +256,7 @@ class _Given:
             document = json.loads(text)
             return {
                 check_topic_name(topic, internal=True): {
-                    _partition_number(number): _whole(value) for number, value in numbers.items()
+                    _parse_partition_number(number): _check_whole_number(value) for number, value in numbers.items()
                 }
                 for topic, numbers in document.items()
             }
@@ -265,7 +265,7 @@ class _Given:
             raise InvalidConfig(name, text, accepted + why) from None
 
 
-def _subscribed_topic(options: Mapping[str, str]) -> str | None:
+def _find_subscribed_topic(options: Mapping[str, str]) -> str | None:
     """Return the topic of a view that subscribes to a single topic: an INSERT into the view appends to it."""
     topics = next((value for key, value in options.items() if key.lower() == "subscribe"), "")
     return topics.strip() if topics.strip() and "," not in topics else None
@@ -281,21 +281,21 @@ def _warn_once(sentence: str) -> None:
         logger.warning("%s", sentence)
 
 
-def _unknown(key: str, known: Mapping[str, str]) -> str:
+def _describe_unknown(key: str, known: Mapping[str, str]) -> str:
     if key.lower().startswith("kafka."):
         return "segmentlog has no broker; set the option compatible = true to ignore options of the Kafka client"
-    near = _near(key, known)
+    near = _find_closest(key, known)
     if near:
         return f"there is no such option; did you mean {near}?"
     return "there is no such option; there are " + ", ".join(known.values())
 
 
-def _near(key: str, known: Mapping[str, str]) -> str | None:
+def _find_closest(key: str, known: Mapping[str, str]) -> str | None:
     near = difflib.get_close_matches(key.lower(), known, n=1, cutoff=0.6)
     return known[near[0]] if near else None
 
 
-def _parse_subscription(given: _Given) -> tuple[tuple[str, ...], str | None, tuple[TopicPartition, ...] | None]:
+def _parse_subscription(given: _GivenOptions) -> tuple[tuple[str, ...], str | None, tuple[TopicPartition, ...] | None]:
     names = ("subscribe", "subscribePattern", "assign")
     found = [name for name in names if given.text(name) is not None]
     if len(found) != 1:
@@ -317,7 +317,9 @@ def _parse_subscription(given: _Given) -> tuple[tuple[str, ...], str | None, tup
     try:
         document = json.loads(text)
         partitions = tuple(
-            TopicPartition(check_topic_name(topic, internal=True), _partition_number(str(_whole(number))))
+            TopicPartition(
+                check_topic_name(topic, internal=True), _parse_partition_number(str(_check_whole_number(number)))
+            )
             for topic, numbers in document.items()
             for number in numbers
         )
@@ -328,7 +330,7 @@ def _parse_subscription(given: _Given) -> tuple[tuple[str, ...], str | None, tup
     return tuple(dict.fromkeys(tp.topic for tp in partitions)), None, tuple(sorted(set(partitions)))
 
 
-def _bound(given: _Given, side: str, default: Literal["earliest", "latest"]) -> Bound:
+def _parse_bound(given: _GivenOptions, side: str, default: Literal["earliest", "latest"]) -> Bound:
     """Return the bound of one side, "starting" or "ending".
 
     As in Spark's Kafka source, a timestamp for all partitions wins over timestamps by partition, and both win over
@@ -337,7 +339,7 @@ def _bound(given: _Given, side: str, default: Literal["earliest", "latest"]) -> 
     timestamp_option, timestamps_option = f"{side}Timestamp", f"{side}OffsetsByTimestamp"
     offsets_option = f"{side}Offsets"
     if given.text(timestamp_option) is not None:
-        timestamp_ms = given.parsed(timestamp_option, parse_count, "milliseconds since 1970")
+        timestamp_ms = given.number(timestamp_option, parse_count, "milliseconds since 1970")
         return Bound(timestamp_option, "timestamp", timestamp_ms=timestamp_ms or 0)
     if given.text(timestamps_option) is not None:
         timestamps = given.numbers(timestamps_option, "milliseconds since 1970")
@@ -351,7 +353,9 @@ def _bound(given: _Given, side: str, default: Literal["earliest", "latest"]) -> 
     text = given.text(offsets_option)
     word = (text or default).strip().lower()
     if word == "earliest" and side == "ending":
-        raise InvalidConfig(offsets_option, text, "latest, or JSON: a read cannot end at the earliest offset")
+        raise InvalidConfig(
+            offsets_option, text, "latest, or offsets as JSON; a read cannot end at the earliest offset"
+        )
     if word in ("earliest", "latest"):
         return Bound(offsets_option, cast(Any, word))
     numbers = given.numbers(offsets_option, "offsets (-2 the earliest, -1 the latest)")
@@ -365,13 +369,13 @@ def _bound(given: _Given, side: str, default: Literal["earliest", "latest"]) -> 
     return Bound(offsets_option, "offsets", numbers)
 
 
-def _partition_number(text: str) -> int:
+def _parse_partition_number(text: str) -> int:
     if not (text.isascii() and text.isdecimal()):
         raise ValueError(f"{text!r} is not a partition number")
     return int(text)
 
 
-def _whole(number: object) -> int:
+def _check_whole_number(number: object) -> int:
     if type(number) is not int or number > _INT64_MAX:
         raise TypeError(f"{number!r} is not a whole number")
     return number

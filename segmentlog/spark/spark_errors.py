@@ -23,7 +23,7 @@ _LOGGERS: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 
 
 class SparkFailed(SegmentlogError):
-    """A Spark job failed; the message is that of the job's cause."""
+    """A Spark job failed. The message is that of the exception that caused the failure."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why)
@@ -45,7 +45,7 @@ def reason_of(error: BaseException) -> str:
 
 
 @contextmanager
-def explained() -> Iterator[None]:
+def explain_spark_errors() -> Iterator[None]:
     """Turn exceptions of Spark inside the block into `SparkFailed`, with the original as the cause."""
     try:
         from py4j.protocol import Py4JError

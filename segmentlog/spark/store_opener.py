@@ -22,11 +22,11 @@ from segmentlog.storage import fork_safety
 if TYPE_CHECKING:
     from segmentlog.store import LogStore
 
-READ_ONLY: Final = "the folder of a store: a store in an object store is only read there"
-_KEPT_MAX: Final = 4
+WRITABLE_PATH: Final = "give the folder of a store; a store in an object store can only be read"
+_OPEN_STORES_MAX: Final = 4
 
 
-def place_of(path: str | os.PathLike[str]) -> str:
+def resolve_location(path: str | os.PathLike[str]) -> str:
     """Return the URL of an object store, or the absolute path of a folder, for any process on this machine.
 
     Spark uses ``file:`` URLs for folders. Such a URL is an object store only if a store was shipped to the folder.
@@ -39,31 +39,31 @@ def place_of(path: str | os.PathLike[str]) -> str:
     return f"file://{folder}" if is_shipped else folder
 
 
-def folder_of(path: str | os.PathLike[str]) -> str:
-    """Return the absolute path of a store to write to. Raises `InvalidConfig` for an object store."""
-    place = place_of(path)
+def resolve_writable_folder(path: str | os.PathLike[str]) -> str:
+    """Return the absolute path of a local store, for writing. Raises `InvalidConfig` for an object store."""
+    place = resolve_location(path)
     if is_url(place):
-        raise InvalidConfig("path", without_secrets(place), READ_ONLY)
+        raise InvalidConfig("path", without_secrets(place), WRITABLE_PATH)
     return place
 
 
-class Place(msgspec.Struct, frozen=True):
-    """A store to read from. The fields after ``path`` matter for an object store only."""
+class StoreLocation(msgspec.Struct, frozen=True):
+    """A store to read from. The fields after ``path`` are used only for a store in an object store."""
 
     path: str
-    """Absolute path of a folder, or URL: see `place_of`."""
+    """Absolute path of a folder, or URL: see `resolve_location`."""
     only_topics: tuple[str, ...] = ()
     cache_bytes: int = REMOTE_CACHE_BYTES
     cache_dir: str | None = None
 
 
-def open_store(place: Place) -> LogStore:
+def open_store(place: StoreLocation) -> LogStore:
     """Open a store for reading. Raises `SegmentlogError` that names this host if the folder does not exist."""
     path = place.path
     if is_url(path):
         return segmentlog.open(
             path, background=False, only_topics=place.only_topics, cache_bytes=place.cache_bytes,
-            cache_dir=place.cache_dir or _folder_of_spark(),
+            cache_dir=place.cache_dir or _find_executor_folder(),
         )  # fmt: skip
     try:
         return segmentlog.open(path, create=False, read_only=True, background=False)
@@ -76,21 +76,21 @@ def open_store(place: Place) -> LogStore:
 
 def open_on_driver(path: str, only_topics: tuple[str, ...] = ()) -> LogStore:
     """Open the store that a pipeline reads. Raises `StoreVersionError` if there is none, like `segmentlog.open`."""
-    place = place_of(path)
+    place = resolve_location(path)
     if is_url(place):
-        return open_store(Place(place, only_topics))
+        return open_store(StoreLocation(place, only_topics))
     return segmentlog.open(place, create=False, read_only=True, background=False)
 
 
-def _folder_of_spark() -> str | None:
-    """Return the executor's local folder. The executor kills its Python processes, but removes this folder."""
+def _find_executor_folder() -> str | None:
+    """Return the executor's local folder, which Spark removes even if it has killed the Python processes."""
     folder = os.environ.get("SPARK_LOCAL_DIRS", "").partition(",")[0]
     return folder if os.path.isdir(folder) else None
 
 
 # ---------------------------------------------------------------- in tasks
 
-_kept: Final[dict[tuple[int, Place], LogStore]] = {}
+_open_stores: Final[dict[tuple[int, StoreLocation], LogStore]] = {}
 """Open stores in object stores, in the order of their last use, the newest last.
 
 A Python process of an executor runs one task after another, until the executor kills it. The next process sweeps the
@@ -99,21 +99,21 @@ files that it leaves.
 
 
 @contextlib.contextmanager
-def opened_for_task(place: Place) -> Iterator[LogStore]:
-    """Provide the store, refreshed. A store in an object store stays open for later tasks of this process."""
+def open_for_task(place: StoreLocation) -> Iterator[LogStore]:
+    """Open and refresh the store. A store in an object store stays open for later tasks of this process."""
     if not is_url(place.path):
         with open_store(place) as store:
             yield store
         return
     key = (fork_safety.generation(), place)  # a forked child must not use its parent's stores
-    kept = _kept.pop(key, None)
+    kept = _open_stores.pop(key, None)
     if kept is not None:
         try:
             kept.refresh_tick()
         except SegmentlogError:  # perhaps another store was shipped there since
             kept.close()
             kept = None
-    _kept[key] = kept or open_store(place)
-    while len(_kept) > _KEPT_MAX:
-        _kept.pop(next(iter(_kept))).close()
-    yield _kept[key]
+    _open_stores[key] = kept or open_store(place)
+    while len(_open_stores) > _OPEN_STORES_MAX:
+        _open_stores.pop(next(iter(_open_stores))).close()
+    yield _open_stores[key]

@@ -21,21 +21,21 @@ from segmentlog.objects.bucket.url import is_url
 from segmentlog.policy.fair_share import split_by_backlog
 from segmentlog.policy.lost_ranges import advance, count_offsets, skip_lost_ranges
 from segmentlog.records import LostRange, TopicPartition
-from segmentlog.spark.batch_reader import plan, read_task
+from segmentlog.spark.batch_reader import plan_tasks, read_task
 from segmentlog.spark.offset_ranges import (
     DataLoss,
     Document,
     OffsetRange,
     Offsets,
     Positions,
-    end_of,
-    from_json,
-    partitions_to_read,
-    readable_start,
-    starting_offsets,
-    step_over,
-    to_json,
-    topic_ids,
+    damage_logger,
+    decode_positions,
+    encode_positions,
+    find_end_offset,
+    find_readable_start,
+    find_topic_ids,
+    resolve_starting_offsets,
+    select_partitions,
 )
 from segmentlog.spark.source_options import ReadOptions
 from segmentlog.spark.store_opener import open_store
@@ -64,9 +64,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._writable: LogStore | None = None
         """The store opened for committing offsets to the group; opened at the first commit."""
         self._last_commit: Positions | None = None
+        """The positions that were committed last to the group, or whose commit failed."""
         self._retry_commit_at = 0.0
-        """The positions committed last to the group, and the time to retry them; infinite after a success."""
+        """Time to retry a failed commit, in seconds of the monotonic clock; infinite after a success."""
         self._last_progress: float | None = None
+        """Time of the last micro-batch, in seconds of the monotonic clock."""
         self._reported_losses: set[str] = set()
         self._final: Positions | None = None
         """With `Trigger.AvailableNow`: the end of the query."""
@@ -74,15 +76,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_store": None, "_writable": None}
 
-    def _open(self) -> LogStore:
+    def _open_once(self) -> LogStore:
         if self._store is None:
-            self._store = open_store(self._options.place)
+            self._store = open_store(self._options.location)
             self._refreshed_at = time.monotonic()
         return self._store
 
     def _refresh_store(self, *, at_once: bool = False) -> LogStore:
         """Return the store; refresh it first if it is in an object store and older than the upload interval."""
-        store = self._open()
+        store = self._open_once()
         if is_url(self._options.path) and (at_once or time.monotonic() - self._refreshed_at >= SHIP_INTERVAL_MS / 1000):
             store.refresh_tick()
             self._refreshed_at = time.monotonic()
@@ -92,13 +94,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> Document:
         """Return the start of a query without a checkpoint."""
-        store = self._open()
-        partitions = partitions_to_read(store, self._options)
-        ids = topic_ids(store, partitions)
-        return to_json(Positions(starting_offsets(store, partitions, self._options), ids))
+        store = self._open_once()
+        partitions = select_partitions(store, self._options)
+        ids = find_topic_ids(store, partitions)
+        return encode_positions(Positions(resolve_starting_offsets(store, partitions, self._options), ids))
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return no limit to Spark: `latestOffset` applies the limits of the options itself."""
+        """Return a read limit that is no limit, because `latestOffset` applies the limits of the options itself."""
         return ReadAllAvailable()
 
     def latestOffset(self, start: Document, limit: ReadLimit) -> Document:
@@ -107,13 +109,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Raises `DataLoss` if records or topics are gone and failOnDataLoss is true.
         """
         options = self._options
-        latest = self._latest() if self._final is None else self._final
-        known = self._valid_positions(from_json(start), latest)
+        latest = self._find_ends() if self._final is None else self._final
+        known = self._check_positions(decode_positions(start), latest)
         # Spark calls this after the micro-batch that ended at `start` is done. It calls `commit` only when there is a
         # next micro-batch, so the last one would never be committed to the group.
         self._commit_to_group(known)
         starts, ends = known.offsets, latest.offsets
-        begins = self._start_offsets(starts, latest)
+        begins = self._find_starts(starts, latest)
         if self._final is None and not self._is_batch_due(begins, latest):
             return start
         self._last_progress = time.monotonic()
@@ -122,47 +124,47 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             reached = {tp: advance(self._lost_ranges(tp, latest), begins[tp], share) for tp, share in shares.items()}
             ends = {**ends, **reached}
         if options.max_bytes_per_trigger is not None:
-            ends = self._within_bytes(begins, ends, options.max_bytes_per_trigger)
+            ends = self._limit_bytes(begins, ends, options.max_bytes_per_trigger)
         if ends is not latest.offsets:
-            ends = self._past_lost_ranges(begins, ends, latest)
+            ends = self._move_past_lost_ranges(begins, ends, latest)
         # Keep the positions of partitions that are gone (failOnDataLoss = false). Without them, a partition that
         # comes back would be read from its start again.
         reached = {**starts, **{tp: max(ends[tp], starts.get(tp, 0)) for tp in ends}}
-        return to_json(Positions(reached, {**known.topic_ids, **latest.topic_ids}))
+        return encode_positions(Positions(reached, {**known.topic_ids, **latest.topic_ids}))
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Limit the query to the records that exist now."""
         self._refresh_store(at_once=True)
-        self._final = self._latest()
+        self._final = self._find_ends()
 
     def reportLatestOffset(self) -> Document:
         """Return the current end offsets, for the query's progress."""
-        return to_json(self._latest())
+        return encode_positions(self._find_ends())
 
-    def _latest(self) -> Positions:
+    def _find_ends(self) -> Positions:
         """Return the end of each partition now, including partitions created since the query started."""
         store, options = self._refresh_store(), self._options
         try:
-            partitions = partitions_to_read(store, options)
+            partitions = select_partitions(store, options)
         except UnknownTopic as error:
             if options.fail_on_data_loss:
                 raise DataLoss(str(error)) from None
-            partitions = partitions_to_read(store, options, all_there=False)
+            partitions = select_partitions(store, options, must_exist=False)
         ends, ids = {}, {}
         for tp in partitions:
             try:
                 if tp.topic not in ids:
                     ids[tp.topic] = store.topic(tp.topic).id
-                ends[tp] = end_of(store, tp, options, ids[tp.topic])
+                ends[tp] = find_end_offset(store, tp, options, ids[tp.topic])
             except UnknownTopic as error:  # deleted since they were listed
                 self._report_loss(str(error))
         return Positions(ends, ids)
 
-    def _valid_positions(self, starts: Positions, latest: Positions) -> Positions:
+    def _check_positions(self, starts: Positions, latest: Positions) -> Positions:
         """Return the positions that still hold for the current topics.
 
-        A topic created again under the same name loses its positions: it is read from its first record. If a log
-        became shorter (it is an older copy), its position moves to the log end.
+        A topic that was created again under the same name is read from its first record. If a log became shorter,
+        because it is an older copy, its position becomes the log end.
         Raises `DataLoss` in both cases, and for a deleted topic, if failOnDataLoss is true.
         """
         offsets, ids = dict(starts.offsets), dict(starts.topic_ids)
@@ -194,7 +196,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _log_end(self, tp: TopicPartition, topic_id: str) -> int | None:
         try:
-            return self._open().open_partition(*tp, topic_id).log_end_offset
+            return self._open_once().open_partition(*tp, topic_id).log_end_offset
         except UnknownTopic as error:
             self._report_loss(str(error))
             return None
@@ -207,14 +209,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._reported_losses.add(why)
             logger.warning("%s; the query continues with the remaining records", why)
 
-    def _start_offsets(self, starts: Offsets, latest: Positions) -> Offsets:
+    def _find_starts(self, starts: Offsets, latest: Positions) -> Offsets:
         """Return the next offset of each partition; for a new partition, its log start offset."""
         begins = {}
         for tp in latest.offsets:
             known = starts.get(tp)
             topic_id = latest.topic_ids[tp.topic]
             try:
-                begins[tp] = self._open().open_partition(*tp, topic_id).log_start_offset if known is None else known
+                begins[tp] = (
+                    self._open_once().open_partition(*tp, topic_id).log_start_offset if known is None else known
+                )
             except UnknownTopic as error:
                 self._report_loss(str(error))
         return begins
@@ -222,7 +226,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _lost_ranges(self, tp: TopicPartition, latest: Positions) -> list[LostRange]:
         """Return the lost ranges of a partition; none if the partition is gone."""
         try:
-            return self._open().open_partition(*tp, latest.topic_ids[tp.topic]).lost_ranges()
+            return self._open_once().open_partition(*tp, latest.topic_ids[tp.topic]).lost_ranges()
         except UnknownTopic as error:
             self._report_loss(str(error))
             return []
@@ -243,7 +247,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         available = sum(self._backlogs(begins, latest).values())
         return available >= least or waited_ms >= self._options.max_trigger_delay_ms
 
-    def _within_bytes(self, begins: Offsets, ends: Offsets, limit_bytes: int) -> Offsets:
+    def _limit_bytes(self, begins: Offsets, ends: Offsets, limit_bytes: int) -> Offsets:
         """Move ends back so that a micro-batch reads at most about ``limit_bytes`` of stored bytes.
 
         Each partition gets an equal share, and at least one batch.
@@ -253,19 +257,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         reached = dict(ends)
         for tp in waiting:
             try:
-                log = self._open().open_partition(*tp)
-                begin = readable_start(log, begins[tp], fail_on_data_loss=self._options.fail_on_data_loss)
-                on_skip = step_over(log) if self._options.skip_damaged else None
+                log = self._open_once().open_partition(*tp)
+                begin = find_readable_start(log, begins[tp], fail_on_data_loss=self._options.fail_on_data_loss)
+                on_skip = damage_logger(log) if self._options.skip_damaged else None
                 for batch in log.read(begin, max_bytes=each, isolation=self._options.isolation, on_skip=on_skip):
                     reached[tp] = min(ends[tp], batch.next_offset)
             except (UnknownTopic, OffsetOutOfRange, LogTruncated) as error:  # deleted since it was listed or opened
                 self._report_loss(str(error))
         return reached
 
-    def _past_lost_ranges(self, begins: Offsets, ends: Offsets, latest: Positions) -> Offsets:
-        """Move each end that a limit put inside, or at the start of, a lost range to the end of that range.
+    def _move_past_lost_ranges(self, begins: Offsets, ends: Offsets, latest: Positions) -> Offsets:
+        """Move each end that is inside or at the start of a lost range to the end of that range.
 
-        The next micro-batch would report a position inside a lost range as new data loss.
+        Otherwise the next micro-batch would start inside the lost range, and report it as new data loss.
         """
         reached = dict(ends)
         for tp, begin in begins.items():
@@ -277,25 +281,25 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: Document, end: Document) -> list[InputPartition]:
         """Return the tasks of a micro-batch."""
-        store, options = self._open(), self._options
-        starts, ends = from_json(start), from_json(end)
+        store, options = self._open_once(), self._options
+        starts, ends = decode_positions(start), decode_positions(end)
         ranges = []
         for tp, end_offset in sorted(ends.offsets.items()):
             topic_id, before = ends.topic_ids.get(tp.topic), starts.topic_ids.get(tp.topic)
             begin = starts.offsets.get(tp)
             if begin is not None and topic_id not in (None, before) and (before or begin > end_offset):
-                begin = None  # another topic of the same name, as in `_valid_positions`
+                begin = None  # another topic of the same name, as in `_check_positions`
             try:
                 log = store.open_partition(*tp, topic_id)
                 epoch = log.epoch
                 begin = log.log_start_offset if begin is None else begin
                 if begin < end_offset:
-                    begin = readable_start(log, begin, fail_on_data_loss=options.fail_on_data_loss)
+                    begin = find_readable_start(log, begin, fail_on_data_loss=options.fail_on_data_loss)
             except UnknownTopic as error:
                 self._report_loss(str(error))
                 continue
             ranges.append(OffsetRange(*tp, begin, end_offset, topic_id, epoch))
-        return plan(store, ranges, options)
+        return plan_tasks(store, ranges, options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return the rows of one task. Runs on an executor."""
@@ -303,7 +307,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: Document) -> None:
         """Commit ``end`` to the group, if the query has one. Spark never reads before ``end`` again."""
-        self._commit_to_group(from_json(end))
+        self._commit_to_group(decode_positions(end))
 
     def _commit_to_group(self, done: Positions) -> None:
         group = self._options.group
@@ -321,7 +325,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             logger.warning("group %s: the query could not commit its positions, and will retry: %s", group, error)
 
     def _has_id(self, name: str, topic_id: str | None) -> bool:
-        return topic_id is None or self._open().topic(name).id == topic_id
+        return topic_id is None or self._open_once().topic(name).id == topic_id
 
     def stop(self) -> None:
         """Close the stores at the end of the query."""

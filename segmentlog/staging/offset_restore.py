@@ -1,9 +1,9 @@
 """Restore records at their original offsets.
 
 Workers encode batches that contain their base offset and stage them in files, as `segmentlog.staging.staging` does. One
-`Restorer` per partition appends each batch when the log end is at its offset. Gaps (from compaction, aborted
-transactions and control batches) are filled with batches without records. So an interrupted restore can resume at the
-log end offset.
+`Restorer` per partition appends each batch when the log end offset is the batch's base offset. Gaps (from compaction,
+aborted transactions and control batches) are filled with batches without records. So an interrupted restore can resume
+at the log end offset.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SPAN_MAX: Final = 1 << 31
 
 
 class OffsetTaken(SegmentlogError):
-    """Another record already has an offset that is to be restored. Nothing was overwritten."""
+    """The log already has another record at an offset that is to be restored. Nothing was overwritten."""
 
     def __init__(self, log: str, offset: int, log_end_offset: int) -> None:
         super().__init__(log, offset, log_end_offset)
@@ -42,8 +42,8 @@ class OffsetTaken(SegmentlogError):
 
     def __str__(self) -> str:
         return (
-            f"{self.log}: offset {self.offset} cannot be restored: the log already continues at {self.log_end_offset};"
-            " restore into a new topic"
+            f"{self.log}: offset {self.offset} cannot be restored, because the log already ends at"
+            f" {self.log_end_offset}. Restore into a new topic"
         )
 
 
@@ -110,7 +110,7 @@ class OffsetStager:
             self._file.write(tp, batch, base_offset)
 
     def finish(self) -> Staged:
-        """Close the file; return its path and which batches it contains."""
+        """Close the file; return its path and its batches by partition."""
         return self._file.finish()
 
     def discard(self) -> None:
@@ -119,7 +119,7 @@ class OffsetStager:
 
 
 def _within_reach(offsets: Int64Array, start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """Split the records ``[start, stop)`` into ranges; the offsets of a range fit into one batch."""
+    """Split the records ``[start, stop)`` into ranges whose offsets fit into one batch each."""
     while start < stop:
         end = min(stop, int(np.searchsorted(offsets, offsets[start] + _SPAN_MAX)))
         yield start, end
@@ -130,7 +130,7 @@ def _within_reach(offsets: Int64Array, start: int, stop: int) -> Iterator[tuple[
 
 
 class Restorer:
-    """Appends batches to one partition, each at its offset. No other process may append meanwhile."""
+    """Appends batches to one partition, each at its offset. Meanwhile, no other process may append to the partition."""
 
     def __init__(self, log: Partition) -> None:
         self._log = log
@@ -141,32 +141,32 @@ class Restorer:
 
     @property
     def next_offset(self) -> int:
-        """The offset after all batches that were put."""
+        """The offset after the last batch that was queued."""
         return self._next
 
     def put(self, base_offset: int, batch: EncodedBatch) -> None:
-        """Queue ``batch`` to be appended at ``base_offset``, after filling a gap before it.
+        """Queue ``batch`` to be appended at ``base_offset``, and before it batches without records that fill a gap.
 
-        The next `flush` appends it at the latest.
+        The batch is appended when enough batches are queued, or by the next `flush`.
 
         Raises `OffsetTaken` and the errors of `Partition.append_batches`.
         """
         if base_offset < self._next:
             raise OffsetTaken(self._name, base_offset, self._next)
         self.fill_to(base_offset)
-        self._take(batch)
+        self._queue(batch)
 
     def fill_to(self, offset: int) -> None:
-        """Fill the log up to ``offset`` with offsets that have no records."""
+        """Queue batches without records, so that the next batch gets ``offset``."""
         is_leading = self._log.log_end_offset == 0 and self._next == 0
         filled = offset - self._next
         while self._next < offset:
-            self._take(encode_gap(min(offset - self._next, _GAP_MAX)))
+            self._queue(encode_gap(min(offset - self._next, _GAP_MAX)))
         if filled > 0 and (is_leading or filled >= _SPAN_MAX):
             self.flush()
             self._log.roll()  # so that a trim can delete the gap, and no index has to span it
 
-    def _take(self, batch: EncodedBatch) -> None:
+    def _queue(self, batch: EncodedBatch) -> None:
         self._batches.append(batch)
         self._size_bytes += batch.size_bytes
         self._next += batch.last_offset_delta + 1
@@ -174,9 +174,9 @@ class Restorer:
             self.flush()
 
     def flush(self) -> None:
-        """Append the waiting batches. Raises `OffsetTaken` if another process has appended meanwhile.
+        """Append the queued batches. Raises `OffsetTaken` if another process has appended meanwhile.
 
-        If appending fails, the batches wait for the next call, so that no later batch gets their offsets.
+        If appending fails, the batches stay queued for the next call, so that no later batch gets their offsets.
         """
         if not self._batches:
             return

@@ -1,4 +1,4 @@
-"""Files of batches that tasks write, and the list of runs that has the partition of each batch."""
+"""Files of batches, one for each task. A list of runs records which batches belong to which partition."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from segmentlog.storage.interrupt_check import failures_ignored
 
 
 class StagedRun(msgspec.Struct, frozen=True, array_like=True):
-    """Batches of one partition that are adjacent in a file."""
+    """A sequence of batches of one partition in a staged file, which starts at byte ``position``."""
 
     topic: str
     partition: int
@@ -29,7 +29,7 @@ class StagedRun(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Staged(msgspec.Struct, frozen=True):
-    """The path of the file that one task has written, and which batches it contains."""
+    """The path of the file that one task has written, and the batches in it: their partitions and positions."""
 
     path: str
     task: int
@@ -52,7 +52,7 @@ class StagedFile:
         self._fd = fs.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
     def write(self, tp: TopicPartition, batch: EncodedBatch, base_offset: int = 0) -> None:
-        """Write a batch; ``base_offset`` is the offset that it must get, if that is known. Raises `DiskFull`."""
+        """Write a batch, with its ``base_offset`` if the records are restored at their offsets. Raises `DiskFull`."""
         buffers = (batch.placed_at(base_offset, 0), batch.payload)
         try:
             write_all(self._fs, self._fd, buffers, self._position)
@@ -69,7 +69,7 @@ class StagedFile:
         self._position += batch.size_bytes
 
     def finish(self) -> Staged:
-        """Close the file; return its path and which batches it contains."""
+        """Close the file; return its path and its batches by partition."""
         self.close()
         return Staged(self._path, self._task, tuple(self._runs))
 
@@ -87,7 +87,7 @@ class StagedFile:
 
 
 def read_run(view: memoryview, path: str, run: StagedRun) -> Iterator[tuple[int, EncodedBatch]]:
-    """Yield (base offset, batch) of a run, as views of the file. Raises `CorruptBatch`."""
+    """Yield (base offset, batch) for each batch of a run. The batches are views of the file. Raises `CorruptBatch`."""
     position = run.position
     for _ in range(run.batch_count):
         base_offset = decode_header(view, position, path).base_offset
@@ -97,7 +97,7 @@ def read_run(view: memoryview, path: str, run: StagedRun) -> Iterator[tuple[int,
 
 
 def map_staged(fs: FileSystem, path: str) -> memoryview:
-    """Map a staged file. Raises `SegmentlogError` if this process does not see the file."""
+    """Map a staged file into memory. Raises `SegmentlogError` if this process has no access to the file."""
     try:
         fd = fs.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The interface of records that `Stager` stages, whatever represents them."""
+"""The interface that `Stager` needs of records. Each source of records implements it for its own columns."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ class StagedRecords(Protocol):
         """Return the partition that ``partitioner`` chooses for each record's key; ``sticky`` if it has no key."""
 
     def take(self, rows: Rows) -> Self:
-        """Return the records of these rows, in this order."""
+        """Return the records at these indexes, in the order of the indexes."""
 
     def part(self, start: int, stop: int) -> Self:
         """Return the records ``[start, stop)``."""
 
     def followed_by(self, others: Sequence[Self]) -> Self:
-        """Return these records followed by the others."""
+        """Return these records, followed by those of ``others``."""
 
     def first_null_value(self) -> int | None:
         """Return the index of the first record without a value; None if all have values."""
 
     def encode(self, config: TopicConfig) -> list[EncodedBatch]:
-        """Return finished batches within the topic's limits. Raises `InvalidRecord`, `RecordTooLarge`."""
+        """Encode the records as batches within the topic's limits. Raises `InvalidRecord`, `RecordTooLarge`."""

@@ -1,4 +1,4 @@
-"""Many workers encode records and write the batches to files that no reader sees; one commit publishes all of them.
+"""Stage records: many workers write encoded batches to files, and one transaction then appends all of them to the log.
 
 `segmentlog.staging.staging_folder` describes the folder of these files. The files are not synced: after a crash of the
 machine, the job stages unpublished records again.
@@ -33,7 +33,7 @@ _PUBLISHED_AT_ONCE_BYTES: Final = 64 << 20
 
 
 class _Pending:
-    """Records of one partition that wait to become a batch."""
+    """Records of one partition that are not encoded yet."""
 
     def __init__(self) -> None:
         self.chunks: list[Any] = []
@@ -72,10 +72,10 @@ class Stager:
     def add(self, topic: str, records: StagedRecords, size_bytes: int, partitions: Partitions | None = None) -> None:
         """Stage records of about ``size_bytes``, in order.
 
-        ``partitions`` has the partition of each record; -1, or None for all, chooses it by key.
+        ``partitions`` has the partition of each record. -1 selects the partition by the record's key; None does so for
+        all records. All records of a topic must be of one class.
 
-        All records of a topic must be of one kind. Raises `InvalidRecord`, `RecordTooLarge`, `UnknownTopic`,
-        `DiskFull`.
+        Raises `InvalidRecord`, `RecordTooLarge`, `UnknownTopic`, `DiskFull`.
         """
         count = self._topic(topic).partition_count
         numbers = self._partitions_of(topic, records, count, partitions)
@@ -137,7 +137,7 @@ class Stager:
                 self._file.write(tp, batch)
 
     def finish(self) -> Staged:
-        """Stage the remaining records, and close the file; return its path and which batches it contains."""
+        """Stage the remaining records, and close the file; return its path and its batches by partition."""
         for tp in sorted(self._pending):
             self._stage(tp)
         return self._file.finish()

@@ -1,10 +1,10 @@
-"""The folder of a job: it has a file for each run of the job, and the batches that the tasks of a run write.
+"""The folder of a job: a file for each run of the job, and the files of batches that the tasks of a run write.
 
     @staging/<job>/run-<number>-<name>              a run of the job: the highest number is the current run
     @staging/<job>/<run>-<task>-<random>.batches    finished batches in the format of `format.batch`, not in a log yet
 
 A task that is repeated writes a new file; the publishing process chooses the file of one attempt of each task. A new
-run takes the next number. That fences older runs: they can no longer publish, so the new run can delete their files.
+run takes the next number, which fences older runs: they can no longer publish, so the new run can delete their files.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _REMOVE_ATTEMPTS: Final = 5
 
 
 class StagingFolder:
-    """The folder in which the tasks of a job write, for all workers that see the store's folder."""
+    """The folder that the tasks of a job write to. All workers must have access to the store's folder."""
 
     def __init__(self, fs: FileSystem, store_path: str, job: str) -> None:
         self._fs = fs
@@ -46,7 +46,7 @@ class StagingFolder:
         Raises `ProducerFenced` if another run has become the current run since.
         """
         self.create()
-        run = folder_name_of(run, "run")  # as it is read back from the folder
+        run = folder_name_of(run, "run")  # `_runs` returns the names of files
         with self._locked():
             runs = self._runs()
             if run not in runs:
@@ -76,7 +76,7 @@ class StagingFolder:
             self._fs.unlink(staged.path)
 
     def clear(self, run: str | None = None) -> None:
-        """Delete the batch files of a run, or of all runs for None. Keeps the files that number the runs."""
+        """Delete the batch files of a run, or of all runs for None. Keep the run files, which fence older runs."""
         with contextlib.suppress(FileNotFoundError):
             if run is None:
                 self._remove_files()
@@ -84,13 +84,13 @@ class StagingFolder:
                 self._remove_files(f"{number}-")
 
     def remove(self) -> None:
-        """Delete the whole folder, because the job is done or given up."""
+        """Delete the whole folder after the job has finished or was abandoned."""
         for _ in range(_REMOVE_ATTEMPTS):
             try:
                 self._fs.remove_tree(self.path)
                 return
             except FileNotFoundError:
-                pass  # the folder, or a file that an abandoned task has just deleted itself
+                pass  # the folder does not exist, or an abandoned task has just deleted the file itself
             except OSError as error:
                 if error.errno != errno.ENOTEMPTY:  # ENOTEMPTY: such a task has just created a file
                     raise
@@ -128,18 +128,17 @@ class StagingFolder:
 
 
 def sweep_abandoned(fs: FileSystem, store_path: str, now_s: float | None = None) -> None:
-    """Delete the staged files of dead jobs. A job is dead if no file of it was written for `ABANDONED_AFTER_S`."""
+    """Delete the staged files of dead jobs. A job is dead if none of its files was written for `ABANDONED_AFTER_S`."""
     folder = f"{store_path}/{STAGING_FOLDER}"
     oldest = (time.time() if now_s is None else now_s) - ABANDONED_AFTER_S
     with contextlib.suppress(FileNotFoundError):
         for job in fs.listdir(folder):
-            with failures_ignored():  # another process may be deleting them
+            with failures_ignored():  # another process may be deleting the same files
                 names = fs.listdir(f"{folder}/{job}")
                 if max((fs.stat(f"{folder}/{job}/{name}").st_mtime for name in names), default=oldest) > oldest:
                     continue
-                if any(
-                    name.startswith(_RUN_PREFIX) for name in names
-                ):  # run files fence old runs of a query: keep them
+                # Keep run files: they fence old runs of a query.
+                if any(name.startswith(_RUN_PREFIX) for name in names):
                     for name in names:
                         if name.endswith(STAGED_SUFFIX):
                             fs.unlink(f"{folder}/{job}/{name}")

@@ -1,9 +1,8 @@
 """Predict what a compaction would remove, by groups of keys with the same prefix.
 
-The rules are those of `segmentlog.log.compaction.cleaner`, applied to everything that a pass would clean: it keeps the
-last ``compaction.keep.last`` records of each key, but none before a tombstone, no expired record, and no tombstone
-after its delete horizon. One `OffsetMap` limits memory: if it cannot hold all keys, they are split by hash, and the log
-is read again for each part.
+The rules are those of `segmentlog.log.compaction.cleaner`. A pass keeps the last ``compaction.keep.last`` records of
+each key, except records before a tombstone, expired records, and tombstones after their delete horizon. An `OffsetMap`
+limits memory: if it cannot hold all keys, the keys are split by hash, and the log is read again for each part.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from segmentlog.policy.compaction import cleanable_end
 from segmentlog.policy.expiry import expiry_times
 from segmentlog.policy.offset_map import OffsetMap
 
-WITHOUT: Final = "(none)"
+NO_SEPARATOR: Final = "(none)"
 """The group of keys that do not contain the separator."""
 KEYLESS: Final = "(no key)"
 """The group of records without a key, from before the topic was compacted; they are kept."""
@@ -66,23 +65,23 @@ class KeyGroup(msgspec.Struct):
             setattr(self, field, getattr(self, field) + getattr(other, field))
 
 
-def before_separator(separator: bytes) -> GroupOf:
-    """Group keys by the text before the first ``separator``."""
+def group_by_separator(separator: bytes) -> GroupOf:
+    """Return a function that maps a key to the bytes before its first ``separator``."""
 
     def group_of(key: bytes) -> GroupName:
         prefix, found, _ = key.partition(separator)
-        return prefix if found else WITHOUT
+        return prefix if found else NO_SEPARATOR
 
     return group_of
 
 
-def first_bytes(length: int) -> GroupOf:
-    """Group keys by their first ``length`` bytes; a shorter key is its own group."""
+def group_by_length(length: int) -> GroupOf:
+    """Return a function that maps a key to its first ``length`` bytes, or to the whole key if it is shorter."""
     return lambda key: key[:length]
 
 
 class KeyStatistics:
-    """Counts the records of one partition after the other, by group of keys, in ``groups``. Not thread-safe."""
+    """Counts of records by group of keys, in ``groups``. Each call of `count` adds a partition. Not thread-safe."""
 
     def __init__(
         self,
@@ -94,8 +93,7 @@ class KeyStatistics:
     ) -> None:
         self.groups: dict[GroupName, KeyGroup] = {}
         self.unreadable: dict[tuple[int, int], UnreadableBatch] = {}
-        """By partition and offset: batches that do not decode. They are not counted; a compaction pass would keep them.
-        """
+        """Batches that do not decode, by partition and offset. They are not counted; a compaction pass keeps them."""
         self._group_of = group_of
         self._buffer_bytes = buffer_bytes
         self._pace = pace
@@ -110,36 +108,36 @@ class KeyStatistics:
         return total
 
     def count(self, log: Partition, now_ms: int) -> None:
-        """Count the records of those sealed segments of a partition that a compaction pass at ``now_ms`` would clean.
+        """Count the records in the segments of a partition that a compaction pass at ``now_ms`` would read.
 
         Calls ``pace`` with the number of bytes read. Raises `CorruptBatch`, and the errors of ``pace``.
         """
         config = log.config
-        end = _cleanable_end(log, config, now_ms)
+        end = _find_cleanable_end(log, config, now_ms)
         parts = [(1, 0)]
         while parts:
             modulus, number = parts.pop()
-            offset_map = self._fill(log, config, end, now_ms, modulus, number, self._buffer_bytes)
+            offset_map = self._build_offset_map(log, config, end, now_ms, modulus, number, self._buffer_bytes)
             if offset_map is None and modulus < MAX_PARTS:
                 parts += [(2 * modulus, number), (2 * modulus, number + modulus)]
                 continue
             buffer_bytes = self._buffer_bytes
             while offset_map is None:
                 buffer_bytes *= 2
-                offset_map = self._fill(log, config, end, now_ms, modulus, number, buffer_bytes)
+                offset_map = self._build_offset_map(log, config, end, now_ms, modulus, number, buffer_bytes)
             self._count_part(log, config, end, now_ms, modulus, number, offset_map)
 
-    def _fill(
+    def _build_offset_map(
         self, log: Partition, config: TopicConfig, end: int, now_ms: int, modulus: int, number: int, buffer_bytes: int
     ) -> OffsetMap | None:
         """Return an offset map of one part of the keys; None if a map of ``buffer_bytes`` is too small for them."""
         offset_map = OffsetMap(buffer_bytes, config.compaction_keep_last)
         for batch in self._batches(log, end):
             low, high, is_null = batch.key_identities(self._seed)
-            mine = _part_of(low, high, modulus) == number
+            mine = _assign_parts(low, high, modulus) == number
             if is_null is not None:
                 mine &= ~is_null
-            dead = tombstones_among(batch) | _expired_among(batch, config, now_ms) if offset_map.keep_last > 1 else None
+            dead = tombstones_among(batch) | _find_expired(batch, config, now_ms) if offset_map.keep_last > 1 else None
             offsets = batch.offsets[mine]
             taken = offset_map.add(low[mine], high[mine], offsets, None if dead is None else dead[mine])
             if taken < len(offsets):
@@ -152,20 +150,20 @@ class KeyStatistics:
     ) -> None:
         for batch in self._batches(log, end):
             low, high, is_null = batch.key_identities(self._seed)
-            mine = _part_of(low, high, modulus) == number
+            mine = _assign_parts(low, high, modulus) == number
             kept: Flags = np.isin(batch.offsets, kept_of.kept(batch.base_offset, batch.next_offset))
             if is_null is not None:
                 mine[is_null] = number == 0
                 kept |= is_null
-            kept &= ~_expired_among(batch, config, now_ms)
+            kept &= ~_find_expired(batch, config, now_ms)
             horizon_ms = batch.header.delete_horizon_ms
             if horizon_ms is not None and horizon_ms <= now_ms:
                 kept &= ~tombstones_among(batch)
-            self._add(batch, mine, kept)
+            self._add_batch(batch, mine, kept)
 
-    def _add(self, batch: RecordBatch, mine: Flags, kept: Flags) -> None:
+    def _add_batch(self, batch: RecordBatch, mine: Flags, kept: Flags) -> None:
         for key, value, stays in compress(zip(batch.keys, batch.values, kept.tolist(), strict=True), mine.tolist()):
-            group = self._group(KEYLESS if key is None else self._group_of(key))
+            group = self._find_group(KEYLESS if key is None else self._group_of(key))
             size = len(key or b"") + len(value or b"")
             group.records += 1
             group.size_bytes += size
@@ -175,7 +173,7 @@ class KeyStatistics:
             group.kept += 1
             group.tombstones += value is None
 
-    def _group(self, name: GroupName) -> KeyGroup:
+    def _find_group(self, name: GroupName) -> KeyGroup:
         group = self.groups.get(name)
         if group is None:
             if len(self.groups) >= self._max_groups:
@@ -211,14 +209,14 @@ class KeyStatistics:
                 yield batch
 
 
-def _cleanable_end(log: Partition, config: TopicConfig, now_ms: int) -> int:
-    """Return the offset at which a compaction pass ends: before the active segment and segments that are too young."""
+def _find_cleanable_end(log: Partition, config: TopicConfig, now_ms: int) -> int:
+    """Return the end offset of a compaction pass, which reads neither the active segment nor too young segments."""
     dirty_offset = max(log.cleaned_offset, log.log_start_offset)
     behind = [segment for segment in log.segments() if segment.active or segment.end_offset > dirty_offset]
     return cleanable_end(config, behind, dirty_offset, log.last_stable_offset, now_ms)
 
 
-def _part_of(low: Uint64Array, high: Uint64Array, modulus: int) -> Uint64Array:
+def _assign_parts(low: Uint64Array, high: Uint64Array, modulus: int) -> Uint64Array:
     """Return the number of the part to which each key belongs, from 0 to ``modulus`` - 1.
 
     ``low`` and ``high`` are the identities of the keys; ``modulus`` is a power of two.
@@ -230,6 +228,6 @@ def _part_of(low: Uint64Array, high: Uint64Array, modulus: int) -> Uint64Array:
     return parts
 
 
-def _expired_among(batch: RecordBatch, config: TopicConfig, now_ms: int) -> Flags:
+def _find_expired(batch: RecordBatch, config: TopicConfig, now_ms: int) -> Flags:
     ends_ms = expiry_times(batch, config.record_ttl_ms)
     return np.zeros(len(batch), np.bool_) if ends_ms is None else ends_ms <= now_ms

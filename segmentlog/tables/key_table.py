@@ -11,8 +11,8 @@ Entries are stored in *runs*, oldest first. New entries become a new run. The ne
 if the new run has more than an eighth of the older run's entries. So ten million keys are in five or six runs, adding
 one record moves few entries, and a look-up is a binary search in each run.
 
-If a key has entries in several partitions, the entry with the latest timestamp counts; of equal timestamps, the one in
-the highest partition. All entries are kept, including tombstones, so that the result does not depend on the order in
+If a key has entries in several partitions, the entry with the latest timestamp counts; for equal timestamps, the entry
+in the highest partition. All entries are kept, including tombstones, so that the result does not depend on the order in
 which partitions were read.
 """
 
@@ -64,14 +64,14 @@ class Run(NamedTuple):
             return
         at = np.searchsorted(self.hashes, hashes)
         last = len(self.hashes) - 1
-        asked = np.flatnonzero(self.hashes[np.minimum(at, last)] == hashes)
-        at = at[asked]
-        while len(asked):
-            hit = self.highs[at] == highs[asked]
-            yield asked[hit], at[hit]
+        requested = np.flatnonzero(self.hashes[np.minimum(at, last)] == hashes)
+        at = at[requested]
+        while len(requested):
+            hit = self.highs[at] == highs[requested]
+            yield requested[hit], at[hit]
             at = at + 1  # entries of other partitions, or another key with the same hash
-            more = np.flatnonzero((at <= last) & (self.hashes[np.minimum(at, last)] == hashes[asked]))
-            asked, at = asked[more], at[more]
+            more = np.flatnonzero((at <= last) & (self.hashes[np.minimum(at, last)] == hashes[requested]))
+            requested, at = requested[more], at[more]
 
 
 class KeyTable:
@@ -99,7 +99,7 @@ class KeyTable:
         return sum(column.nbytes for run in self._runs for column in run)
 
     def snapshot(self) -> KeyTable:
-        """Return a table that has the present entries and that later additions to this table do not change."""
+        """Return a copy with the present entries. Later changes of this table do not change the copy."""
         copy = KeyTable(self._seed, keep_dead=self._keep_dead, small=self._small)
         copy._runs, copy._count = self._runs, self._count
         return copy
@@ -112,7 +112,7 @@ class KeyTable:
         return None if latest is None else (latest[1] >> _PARTITION_SHIFT, (latest[1] >> 1) & OFFSET_MAX)
 
     def _find_latest(self, low: int, high: int) -> tuple[int, int] | None:
-        """Return (time, place) of the entry that counts; None if the key has no value."""
+        """Return (time, place) of the key's latest entry; None if the key has no value."""
         needle = np.uint64(self._mix_one(low, high))
         latest: dict[int, tuple[int, int]] = {}
         for run in reversed(self._runs):
@@ -131,46 +131,46 @@ class KeyTable:
         return None if best[1] & 1 else best
 
     def are_current(self, partition: int, low: Uint64Array, high: Uint64Array, offsets: Int64Array) -> Flags:
-        """Return which of these records are the latest of their key, so that their value is the key's value."""
+        """Return a flag for each record: whether it is the latest record of its key."""
         hashes = self._mix(low, high)
         # In this order, consecutive look-ups read neighbouring memory, which takes a quarter of the time.
-        order = _order_of(hashes)
-        places, _ = self._current(hashes[order], high[order])
+        order = _sort_order(hashes)
+        places, _ = self._find_current_places(hashes[order], high[order])
         current = np.empty(len(order), np.bool_)
-        current[order] = places == _places(partition, offsets, None)[order]
+        current[order] = places == _pack_places(partition, offsets, None)[order]
         return current
 
-    def _current(self, hashes: Uint64Array, highs: Uint64Array) -> tuple[Uint64Array, Flags]:
-        """Return for each key the place of the entry that counts, and whether several partitions have entries.
+    def _find_current_places(self, hashes: Uint64Array, highs: Uint64Array) -> tuple[Uint64Array, Flags]:
+        """Return two arrays: the place of each key's latest entry, and whether the key is in several partitions.
 
         The place is `_ABSENT` for a key without entries.
         """
         places = np.full(len(hashes), _ABSENT)
         mixed = np.zeros(len(hashes), np.bool_)
         for run in self._runs:
-            for asked, at in run.matches(hashes, highs):
+            for requested, at in run.matches(hashes, highs):
                 found = run.places[at]
                 if self._keep_dead:
-                    before = places[asked]
-                    mixed[asked] |= (before != _ABSENT) & (_partitions(before) != _partitions(found))
-                places[asked] = found
+                    before = places[requested]
+                    mixed[requested] |= (before != _ABSENT) & (_unpack_partitions(before) != _unpack_partitions(found))
+                places[requested] = found
         if mixed.any():
-            places[mixed] = self._winners(hashes[mixed], highs[mixed])
+            places[mixed] = self._find_latest_places(hashes[mixed], highs[mixed])
         return places, mixed
 
-    def _winners(self, hashes: Uint64Array, highs: Uint64Array) -> Uint64Array:
-        """Return the places of the entries that count, for keys with entries in several partitions."""
+    def _find_latest_places(self, hashes: Uint64Array, highs: Uint64Array) -> Uint64Array:
+        """Return the place of the latest entry of each key, for keys with entries in several partitions."""
         found = [
-            (asked, run.places[at], run.times[at], np.full(len(at), age))
+            (requested, run.places[at], run.times[at], np.full(len(at), age))
             for age, run in enumerate(self._runs)
-            for asked, at in run.matches(hashes, highs)
+            for requested, at in run.matches(hashes, highs)
         ]
-        asked, places, times, ages = (np.concatenate(column) for column in zip(*found, strict=True))
-        partitions = _partitions(places)
-        order = np.lexsort((ages, partitions, asked))
-        order = order[_is_last(asked[order], partitions[order])]
-        order = order[np.lexsort((partitions[order], times[order], asked[order]))]
-        order = order[_is_last(asked[order])]
+        requested, places, times, ages = (np.concatenate(column) for column in zip(*found, strict=True))
+        partitions = _unpack_partitions(places)
+        order = np.lexsort((ages, partitions, requested))
+        order = order[_mark_last(requested[order], partitions[order])]
+        order = order[np.lexsort((partitions[order], times[order], requested[order]))]
+        order = order[_mark_last(requested[order])]
         return places[order]
 
     # ------------------------------------------------------------ changing
@@ -184,7 +184,7 @@ class KeyTable:
         times: Int64Array,
         dead: Flags | None = None,
     ) -> None:
-        """Add records of one partition in offset order, after all that were added before.
+        """Add records of one partition, in offset order and after all records that were added before.
 
         ``low`` and ``high`` are the identities of their keys; ``dead`` marks tombstones. Raises ValueError for an
         offset of more than 46 bits.
@@ -193,21 +193,18 @@ class KeyTable:
             return
         if int(offsets[-1]) > OFFSET_MAX:
             raise ValueError(f"offset {offsets[-1]} does not fit into 46 bits")
-        run = _sorted_run(self._mix(low, high), high, _places(partition, offsets, dead), times)
-        before, mixed = self._current(run.hashes, run.highs)
+        run = _create_run(self._mix(low, high), high, _pack_places(partition, offsets, dead), times)
+        before, mixed = self._find_current_places(run.hashes, run.highs)
         alive = _are_live(run.places)
         self._runs = (*self._runs, run)
-        contested = mixed | ((before != _ABSENT) & (_partitions(before) != np.uint64(partition)))
+        contested = mixed | ((before != _ABSENT) & (_unpack_partitions(before) != np.uint64(partition)))
         if contested.any():
-            alive[contested] = _are_live(self._current(run.hashes[contested], run.highs[contested])[0])
+            alive[contested] = _are_live(self._find_current_places(run.hashes[contested], run.highs[contested])[0])
         self._count += int(np.count_nonzero(alive)) - int(np.count_nonzero(_are_live(before)))
         self._merge_newest()
 
     def mark_deleted(self, low: int, high: int) -> None:
-        """Treat a key as deleted, because the record that has its value does not exist any more.
-
-        The entry of that record becomes a tombstone.
-        """
+        """Make the key's latest entry a tombstone, because its record does not exist in the log any more."""
         latest = self._find_latest(low, high)
         if latest is not None:
             time_ms, place = latest
@@ -222,28 +219,28 @@ class KeyTable:
 
     def remove_below(self, partition: int, offset: int) -> None:
         """Remove the entries of a partition's records below an offset."""
-        first, end = _places(partition, np.array([0, offset]), None)
+        first, end = _pack_places(partition, np.array([0, offset]), None)
         kept = [run.select((run.places < first) | (run.places >= end)) for run in self._runs]
-        if all(map(lambda now, before: now is before, kept, self._runs)):
-            return
-        whole = reduce(lambda old, new: _merged(old, new, drop_dead=not self._keep_dead), kept)
+        if all(run is before for run, before in zip(kept, self._runs, strict=True)):
+            return  # no run has such entries
+        whole = reduce(lambda old, new: _merge_runs(old, new, drop_dead=not self._keep_dead), kept)
         self._runs = (whole,)
-        self._count = self._recount(whole)
+        self._count = self._count_live_keys(whole)
 
     def _merge_newest(self) -> None:
         """Merge the newest run with the run before it, while it has more than an eighth of that run's entries."""
         runs = list(self._runs)
         while len(runs) > 1 and len(runs[-2].hashes) < max(self._small, _RATIO * len(runs[-1].hashes)):
             new, old = runs.pop(), runs.pop()
-            runs.append(_merged(old, new, drop_dead=not runs and not self._keep_dead))
+            runs.append(_merge_runs(old, new, drop_dead=not runs and not self._keep_dead))
         self._runs = tuple(runs)
 
-    def _recount(self, run: Run) -> int:
-        """Return the number of keys with a value, if all entries are in one run."""
+    def _count_live_keys(self, run: Run) -> int:
+        """Return the number of keys with a value. ``run`` must hold all entries of the table."""
         counts = _are_live(run.places)
         same = run.hashes[1:] == run.hashes[:-1]
         twins = np.flatnonzero(np.append(same, False) | np.append(False, same))
-        counts[twins] &= self._current(run.hashes[twins], run.highs[twins])[0] == run.places[twins]
+        counts[twins] &= self._find_current_places(run.hashes[twins], run.highs[twins])[0] == run.places[twins]
         return int(np.count_nonzero(counts))
 
     # ------------------------------------------------------------ hashing
@@ -272,12 +269,12 @@ class KeyTable:
         return mixed ^ mixed >> 32
 
 
-def _places(partition: int, offsets: Int64Array, dead: Flags | None) -> Uint64Array:
+def _pack_places(partition: int, offsets: Int64Array, dead: Flags | None) -> Uint64Array:
     places = (offsets.astype(np.uint64) << np.uint64(1)) | np.uint64(partition << _PARTITION_SHIFT)
     return places if dead is None else places | dead.astype(np.uint64)
 
 
-def _partitions(places: Uint64Array) -> Uint64Array:
+def _unpack_partitions(places: Uint64Array) -> Uint64Array:
     return places >> np.uint64(_PARTITION_SHIFT)
 
 
@@ -286,30 +283,30 @@ def _are_live(places: Uint64Array) -> Flags:
     return live
 
 
-def _is_last(*columns: npt.NDArray[np.generic]) -> Flags:
-    """Return for each row whether it differs from the next row in any column; the flag of the last row is set."""
+def _mark_last(*columns: npt.NDArray[np.generic]) -> Flags:
+    """Return a flag for each row: whether it is the last of equal rows. Equal rows must follow one another."""
     last = np.ones(len(columns[0]), np.bool_)
     last[:-1] = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
     return last
 
 
-def _sorted_run(hashes: Uint64Array, highs: Uint64Array, places: Uint64Array, times: Int64Array) -> Run:
-    """Return a run with the last record of each key, from records of one partition in offset order."""
-    order = _order_of(hashes)
+def _create_run(hashes: Uint64Array, highs: Uint64Array, places: Uint64Array, times: Int64Array) -> Run:
+    """Create a run with the last record of each key from records of one partition in offset order."""
+    order = _sort_order(hashes)
     sorted_hashes, sorted_highs = hashes[order], highs[order]
-    last = _is_last(sorted_hashes, sorted_highs)
+    last = _mark_last(sorted_hashes, sorted_highs)
     if np.any((sorted_hashes[1:] == sorted_hashes[:-1]) & (sorted_highs[1:] != sorted_highs[:-1])):
         # Two keys have the same hash, and their records alternate. This happens to a few in 10^15 pairs.
         order = np.lexsort((highs, hashes))  # stable
-        last = _is_last(hashes[order], highs[order])
+        last = _mark_last(hashes[order], highs[order])
     order = order[last]
     return Run(hashes[order], highs[order], places[order], times[order])
 
 
-def _order_of(hashes: Uint64Array) -> Int64Array:
-    """Return what a stable `np.argsort` returns, in a fifth of the time.
+def _sort_order(hashes: Uint64Array) -> Int64Array:
+    """Return the order that sorts the hashes stably, like `np.argsort`, but in a fifth of the time.
 
-    Replaces the low bits of each hash by its index, and sorts these numbers: a plain sort is faster.
+    Replaces the low bits of each hash by its index and sorts the resulting numbers, which is faster.
     """
     bits = max(len(hashes) - 1, 1).bit_length()
     index_mask = np.uint64((1 << bits) - 1)
@@ -322,11 +319,11 @@ def _order_of(hashes: Uint64Array) -> Int64Array:
     return order
 
 
-def _merged(old: Run, new: Run, *, drop_dead: bool) -> Run:
+def _merge_runs(old: Run, new: Run, *, drop_dead: bool) -> Run:
     """Merge two runs; of entries with the same key and partition, keep the newer one."""
     kept = np.ones(len(old.hashes), np.bool_)
-    for asked, at in old.matches(new.hashes, new.highs):
-        same = _partitions(new.places[asked]) == _partitions(old.places[at])
+    for requested, at in old.matches(new.hashes, new.highs):
+        same = _unpack_partitions(new.places[requested]) == _unpack_partitions(old.places[at])
         kept[at[same]] = False
     if drop_dead:
         kept &= _are_live(old.places)
@@ -336,14 +333,14 @@ def _merged(old: Run, new: Run, *, drop_dead: bool) -> Run:
     is_new[np.searchsorted(old.hashes, new.hashes) + np.arange(len(new.hashes))] = True
     is_old = ~is_new
 
-    def woven(older: npt.NDArray[_Number], newer: npt.NDArray[_Number]) -> npt.NDArray[_Number]:
+    def interleave(older: npt.NDArray[_Number], newer: npt.NDArray[_Number]) -> npt.NDArray[_Number]:
         column = np.empty(len(is_new), older.dtype)
         column[is_old], column[is_new] = older, newer
         return column
 
     return Run(
-        woven(old.hashes, new.hashes),
-        woven(old.highs, new.highs),
-        woven(old.places, new.places),
-        woven(old.times, new.times),
+        interleave(old.hashes, new.hashes),
+        interleave(old.highs, new.highs),
+        interleave(old.places, new.places),
+        interleave(old.times, new.times),
     )

@@ -5,12 +5,12 @@ The topic is read once. Only the location of the latest record of each key stays
 records appended since.
 
     a record with a key       becomes the value of the key
-    one with a null value     deletes the key
-    one with a null key       affects no key; `keyless_count` counts them
+    a record, null value      deletes the key
+    a record, null key        affects no key; `keyless_count` counts such records
 
 Within a partition, the record with the higher offset counts. If a key was written to several partitions (because
-partitions were added), the latest record of the partition with the latest timestamp counts; of equal timestamps, the
-one in the highest partition.
+partitions were added), the latest record of the partition with the latest timestamp counts; for equal timestamps, the
+record in the highest partition.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from segmentlog.records import Record
 from segmentlog.storage import fork_safety
 from segmentlog.storage.watch import Watch
 from segmentlog.tables.key_table import KeyTable
-from segmentlog.tables.table_source import Rewritten, TableSource
+from segmentlog.tables.table_source import TableOutdated, TableSource
 from segmentlog.topics.topic_registry import Topics
 
 if TYPE_CHECKING:
@@ -47,20 +47,20 @@ _SMALL: Final = 1024
 class Table(Mapping[bytes, bytes]):
     """The latest value of each key of a topic, over all its partitions: a read-only mapping.
 
-    Get one from `LogStore.table`. It shows the topic as of its creation and of each `refresh`; with ``follow``, every
-    access refreshes it first if the topic has changed. ``isolation`` and ``durable_only`` are those of a consumer.
+    `LogStore.table` creates it. It shows the topic as it was at the last `refresh`, or else when the table was created.
+    With ``follow``, an access refreshes the table first if the topic has changed. ``isolation`` and ``durable_only``
+    are those of a consumer.
 
     Keys of up to 15 bytes are distinguished exactly. Two longer keys count as one key if 120 bits of their hashes are
-    equal. The key of the record that is read is compared, so a wrong value is never returned, but ``len`` counts such a
-    pair as one.
+    equal. A look-up compares the key of the record that it reads, so it never returns the value of another key. But
+    ``len`` counts such a pair as one key.
 
-    A record may be deleted after the table has read it: by compaction, which keeps a newer one, or by retention. An
-    access that meets such a record refreshes the table and tries again; a record that does not exist any more counts as
+    Compaction or retention may delete a record after the table has read it. An access that does not find its record
+    refreshes the table and looks the key up again. If the newest record of a key was deleted, the key counts as
     deleted.
 
-    Thread-safe: one lock is held while the table's state is read or changed. The last 16 batches that were read stay
-    decoded. The table need not be closed; once the store is closed, accesses raise `StoreClosed`. Raises
-    `UnknownTopic`.
+    Thread-safe: one lock is held while the table's state is read or changed. The last 16 batches that look-ups read
+    stay decoded. A table has no `close`; once its store is closed, accesses raise `StoreClosed`. Raises `UnknownTopic`.
     """
 
     def __init__(
@@ -109,8 +109,8 @@ class Table(Mapping[bytes, bytes]):
     def refresh(self) -> int:
         """Read new records, remove deleted ones, and return the number of records read.
 
-        After a truncation, or when a second partition was added, the whole topic is read again. A table `as_of` an
-        offset has nothing to read and returns 0.
+        After a truncation, or when a second partition was added, the whole topic is read again. On a table `as_of` an
+        offset, it reads nothing and returns 0.
         """
         with self._lock:
             if self._is_changing:
@@ -130,11 +130,11 @@ class Table(Mapping[bytes, bytes]):
             try:
                 self._add_partitions()
                 return sum(source.catch_up(self._keys) for source in self._sources)
-            except (Rewritten, LogTruncated):
+            except (TableOutdated, LogTruncated):
                 self._reset()
 
     def _reset(self) -> None:
-        """Forget everything that was read: start again with an empty table."""
+        """Make the table empty, so that the next refresh reads the whole topic."""
         self._sources: list[TableSource] = []
         self._add_partitions()
         self._keys = KeyTable(self._seed, keep_dead=len(self._sources) > 1, small=self._small_run)
@@ -143,7 +143,8 @@ class Table(Mapping[bytes, bytes]):
     def _add_partitions(self) -> None:
         count = len(self._limits) if self._limits is not None else self._topic.partition_count
         if len(self._sources) == 1 < count:
-            raise Rewritten  # tombstones of the first partition were not kept
+            # With one partition, tombstones are not kept. With two, they must delete values of the other partition.
+            raise TableOutdated
         for number in range(len(self._sources), count):
             source = TableSource(
                 self._topic.partition(number),
@@ -160,7 +161,7 @@ class Table(Mapping[bytes, bytes]):
             raise UnknownTopic(self._topic.name, "it was deleted or renamed while in use")
 
     def _prepare_access(self) -> None:
-        """Start an access: check that the store is open, and refresh a following table if the topic has changed."""
+        """Check that the store is open. With ``follow``, refresh the table if the topic has changed."""
         if self._is_changing:
             self.refresh()
         self._check_usable()
@@ -183,11 +184,11 @@ class Table(Mapping[bytes, bytes]):
         Raises TypeError for a key that is not bytes. For a table `as_of` an offset it raises `OffsetOutOfRange` if the
         record was deleted or compacted away since.
         """
-        low, high = identity_of(_checked(key), self._seed)
+        low, high = identity_of(_check_key(key), self._seed)
         with self._lock:
             self._prepare_access()
             while (place := self._keys.find(low, high)) is not None:
-                record = self._read(key, *place)
+                record = self._read_record(key, *place)
                 if record is not None:
                     return record if record.key == key and not self._is_expired(record) else None
                 self._check_limits()
@@ -196,7 +197,7 @@ class Table(Mapping[bytes, bytes]):
                     self._keys.mark_deleted(low, high)
             return None
 
-    def _read(self, key: bytes, partition: int, offset: int) -> Record | None:
+    def _read_record(self, key: bytes, partition: int, offset: int) -> Record | None:
         """Return the record of ``key`` at an offset; None if it no longer exists.
 
         Reads the record's key from the log only if ``key`` is long: the identity of a short key is exact.
@@ -243,15 +244,15 @@ class Table(Mapping[bytes, bytes]):
             return len(self._keys)
 
     def __iter__(self) -> Iterator[bytes]:
-        for batch, wanted in self._current():
+        for batch, wanted in self._current_batches():
             keys = batch.keys
             yield from (keys[at] for at in wanted)  # type: ignore[misc]
 
     def items(self) -> ItemsView[bytes, bytes]:
         """Return a view of (key, value) pairs by partition and offset, read sequentially from the log.
 
-        The pairs are those at the start of the iteration. A key whose record is deleted or compacted away before the
-        iteration reaches it is omitted (for a table `as_of` an offset: `OffsetOutOfRange` at the end).
+        The pairs are those at the start of the iteration. If a record is deleted before the iteration reaches it, its
+        key is omitted; on a table `as_of` an offset, the iteration then ends with `OffsetOutOfRange`.
         """
         return _Items(self)
 
@@ -261,12 +262,12 @@ class Table(Mapping[bytes, bytes]):
 
     def pairs(self) -> Iterator[tuple[bytes, bytes]]:
         """Iterate over the pairs of `items`."""
-        for batch, wanted in self._current():
+        for batch, wanted in self._current_batches():
             keys, values = batch.keys, batch.values
             yield from ((keys[at], values[at]) for at in wanted)  # type: ignore[misc]
 
-    def _current(self) -> Iterator[tuple[RecordBatch, list[int]]]:
-        """Yield batches that have current values of keys, each with the indexes of the records that have them."""
+    def _current_batches(self) -> Iterator[tuple[RecordBatch, list[int]]]:
+        """Yield batches with at least one current value, and the indexes of the records that hold current values."""
         with self._lock:
             self._prepare_access()
             keys = self._keys.snapshot()
@@ -313,17 +314,18 @@ class Table(Mapping[bytes, bytes]):
         )
 
     def _check_limits(self) -> None:
-        """Raise `OffsetOutOfRange` if this is a table `as_of` an offset whose state the log cannot show any more."""
+        """Raise `OffsetOutOfRange` if the log has lost records that this table `as_of` an offset needs."""
         for source in self._sources:
             source.check_limit()
 
     def changes(self, timeout_s: float | None = None) -> Iterator[Record]:
         """Iterate over changes after the current state: the record, whose value is None for a deleted key.
 
-        When a record is returned, the table has read it, and maybe later ones. The iteration waits for more records,
-        and ends after ``timeout_s`` without any; None: never. New partitions are read from their beginning. Raises
-        `LogTruncated` if records that were returned are truncated, and `OffsetOutOfRange` if retention overtakes the
-        iteration. A table `as_of` an offset has no changes.
+        The table includes each record before the iteration returns it, and may include later records. The iteration
+        waits for more records, and ends when none arrived for ``timeout_s``; with None, it never ends. New partitions
+        are read from their beginning. Raises `LogTruncated` if records that it returned are truncated, and
+        `OffsetOutOfRange` if retention deletes records before it has read them. A table `as_of` an offset has no
+        changes.
         """
         if self._limits is not None:
             return
@@ -345,7 +347,7 @@ class Table(Mapping[bytes, bytes]):
     def _changes_after(self, positions: dict[int, int]) -> Iterator[Record]:
         """Yield the records with keys from ``positions`` on, and advance ``positions``.
 
-        The table reads each batch before this yields the batch's records.
+        The table includes the records of a batch before this yields them.
         """
         self.refresh()
         for source in list(self._sources):
@@ -382,7 +384,7 @@ class _Values(ValuesView[bytes]):
         return (value for _, value in self._mapping.pairs())
 
 
-def _checked(key: object) -> bytes:
+def _check_key(key: object) -> bytes:
     if not isinstance(key, bytes):
         hint = ": encode it first, key.encode()" if isinstance(key, str) else ""
         raise TypeError(f"keys are bytes, not {type(key).__name__}{hint}")

@@ -1,4 +1,4 @@
-"""One partition as a table reads it: the table's position, the end of reading, and truncations of the log."""
+"""Read one partition into a table, from the table's position on, and detect truncations of its log."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _CHUNK_RECORDS: Final = 1 << 19
 """Number of records that are sorted together. With half as many, reading took 8 % longer; sorting takes 75 MB."""
 
 
-class Rewritten(Exception):
-    """Records that the table has read were truncated, so it must be built again from the log.
+class TableOutdated(Exception):
+    """The table must be built again from the log: records that it has read were truncated, or a partition was added.
 
-    The table does not keep the earlier values of the keys of these records.
+    The table does not keep the earlier values of the keys of truncated records.
     """
 
 
@@ -55,7 +55,7 @@ class TableSource:
         return end_offset if self.limit is None else min(self.limit, end_offset)
 
     def has_changed(self) -> bool:
-        """Return whether `catch_up` has something to do. Fast: reads a few numbers from shared memory."""
+        """Return whether the log has changed since the last `catch_up`. Reads only a few numbers from shared memory."""
         log = self.log
         if self.position < self.end_offset():
             return True
@@ -75,11 +75,11 @@ class TableSource:
             raise OffsetOutOfRange(f"{log.topic}/{log.number}", self.limit, first, end_offset)
 
     def _check_history(self) -> None:
-        """Raise `Rewritten` if records below the position were truncated since the last call."""
+        """Raise `TableOutdated` if records below the position were truncated since the last call."""
         epoch = self.log.epoch
         if epoch != self._epoch:
             if any(lost.epoch > self._epoch and lost.base_offset < self.position for lost in self.log.lost_ranges()):
-                raise Rewritten
+                raise TableOutdated
             self._epoch = epoch
 
     # ------------------------------------------------------------ reading
@@ -87,7 +87,7 @@ class TableSource:
     def catch_up(self, keys: KeyTable) -> int:
         """Remove entries of deleted records, add new records, and return the number of new records.
 
-        Raises `Rewritten`, `LogTruncated`: the table must be rebuilt.
+        Raises `TableOutdated` or `LogTruncated` if the table must be built again.
         """
         self._check_history()
         read = 0
@@ -106,7 +106,7 @@ class TableSource:
                 return read
             except OffsetOutOfRange:
                 if self.log.log_start_offset == start:
-                    raise Rewritten from None
+                    raise TableOutdated from None
 
     def _chunks(self, end_offset: int) -> Iterator[_Chunk]:
         if self.position >= end_offset:
@@ -136,7 +136,7 @@ class TableSource:
             yield batch
 
     def surviving_batches(self, offset: int, end_offset: int) -> Iterator[RecordBatch]:
-        """Yield what `batches` yields, but continue after records that are deleted or truncated meanwhile."""
+        """Yield what `batches` yields, but skip records that are deleted or truncated meanwhile."""
         while offset < end_offset:
             try:
                 for batch in self.batches(offset, end_offset):
@@ -152,7 +152,10 @@ class TableSource:
                 offset = error.lost.end_offset
 
     def batch_at(self, offset: int) -> RecordBatch | None:
-        """Return the records from ``offset`` on of its batch, or the next existing batch; None if there is none."""
+        """Return the part from ``offset`` on of the batch that contains it, or else the next batch.
+
+        Return None if the log has no such batch, or if it was deleted or truncated.
+        """
         with contextlib.suppress(OffsetOutOfRange, LogTruncated):
             return next(self.log.read(offset, 1), None)
         return None
@@ -169,7 +172,7 @@ class _Chunk:
         self.next_offset = 0
 
     def add(self, batch: RecordBatch) -> None:
-        dead = _tombstones(batch)  # decompresses all columns at once
+        dead = _find_tombstones(batch)  # decompresses all columns at once
         low, high, is_null = batch.key_identities(self._seed)
         columns: tuple[Any, ...] = (low, high, batch.offsets, batch.timestamps, dead)
         if is_null is not None:
@@ -184,7 +187,7 @@ class _Chunk:
             keys.add(partition, *map(np.concatenate, zip(*self._columns, strict=True)))
 
 
-def _tombstones(batch: RecordBatch) -> Flags:
+def _find_tombstones(batch: RecordBatch) -> Flags:
     if batch.values_may_be_null():
         values = batch.values
         if None in values:

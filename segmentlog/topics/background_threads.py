@@ -1,6 +1,4 @@
-"""Background threads. Each calls a public function, its *tick*, again and again. Tests call the tick directly, in their
-own thread.
-"""
+"""Background threads. Each thread repeatedly calls a public function, its *tick*. Tests call the ticks directly."""
 
 from __future__ import annotations
 
@@ -21,15 +19,15 @@ _BACKOFF_MAX_S = 30.0
 _START_AFTER_S = 0.05
 
 Tick = Callable[[], float]
-"""Does the work that is due, and returns the seconds until the next call."""
+"""A function that does the work that is due, and returns the seconds until the next call."""
 
 
 class BackgroundThread:
     """A named daemon thread that repeats a tick. Thread-safe.
 
-    The thread refers to the worker, and to the owner of its tick, only during the tick. When they are dropped, the
-    thread ends. If a tick raises, the error is logged and stored in ``error``, and the pause before the next call
-    grows. A forked child has no thread until `ensure_running` starts one.
+    Between two ticks the thread has no reference to this object, nor to the owner of the tick. So both can be
+    garbage-collected, and then the thread ends. If a tick raises, the error is logged and stored in ``error``, and the
+    pause before the next call grows. A forked child has no thread until `ensure_running` starts one.
     """
 
     def __init__(self, name: str, tick: Tick, first_pause_s: float = 0.0) -> None:
@@ -38,7 +36,7 @@ class BackgroundThread:
         self._tick = tick
         self._first_pause_s = first_pause_s
         self.has_work = False
-        """Set by the owner of the tick. It keeps a dropped worker alive until its next tick."""
+        """Set by the owner of the tick, to prevent garbage collection of this object until the next tick."""
         self._failures = 0
         # A queue and not an Event: a finalizer may run in a thread that holds the Event's lock.
         self._wake: SimpleQueue[BackgroundThread | None] = SimpleQueue()
@@ -53,7 +51,7 @@ class BackgroundThread:
         self._wake = SimpleQueue()
 
     def __del__(self) -> None:
-        self._wake.put(None)  # so that the thread ends now, and not at its next tick
+        self._wake.put(None)  # end the thread now instead of at its next tick
 
     def ensure_running(self) -> None:
         """Start the thread unless it runs in this process."""
@@ -76,11 +74,11 @@ class BackgroundThread:
         return thread is not None and self._pid == os.getpid() and thread.is_alive()
 
     def wake(self) -> None:
-        """Call the next tick now, even if the worker was dropped."""
+        """Call the tick now, even if no other reference to this object exists."""
         self._wake.put(self)
 
     def pause(self, seconds: float) -> bool:
-        """Sleep during a long tick. Return whether the tick should end, because the thread is to stop."""
+        """Sleep in the middle of a long tick. Return True if the tick should end because the thread must stop."""
         if seconds > 0 and not self._stopped:
             time.sleep(min(seconds, _PAUSE_MAX_S))
         return self._stopped
@@ -122,6 +120,7 @@ class BackgroundThread:
 def _loop(
     find: weakref.ref[BackgroundThread], wake: SimpleQueue[BackgroundThread | None], pause_s: float | None
 ) -> None:
+    """Run ticks until the worker is stopped or garbage-collected. ``wake`` ends a pause, and may contain the worker."""
     worker = None
     while pause_s is not None:
         try:
@@ -164,7 +163,7 @@ class BackgroundThreads:
         return iter(self._threads.values())
 
     def ensure_running(self) -> None:
-        """Start the threads that do not run in this process, within a moment."""
+        """Start the threads that do not run in this process, a moment after this call."""
         if self._pid == os.getpid() or not self._threads:
             return
         _thread.start_new_thread(self._start, ())
@@ -185,7 +184,7 @@ class BackgroundThreads:
         return {worker.name: str(worker.error) for worker in self if worker.error is not None}
 
     def stop(self, timeout_s: float = 1.0) -> None:
-        """Stop all threads, within ``timeout_s`` together if their ticks allow it."""
+        """Stop all threads. Wait for running ticks, up to ``timeout_s`` altogether."""
         for worker in self:
             worker.ask_to_stop()
         ends = time.monotonic() + timeout_s

@@ -1,4 +1,4 @@
-"""Background work of a store: each kind is a public tick, which a thread calls if ``threads`` is set.
+"""Background work of a store. Each kind of work is a public tick, which a thread calls if ``threads`` is set.
 
 flush         syncs partitions as the fsync policies of their topics require; unmaps deleted segments
 retention     deletes old segments of all topics, one process at a time, and offsets of expired groups
@@ -32,18 +32,18 @@ logger = logging.getLogger("segmentlog")
 _FLUSH_TICK_MAX_S = 0.25
 _FLUSH_TICK_MIN_S = 0.001
 _FIRST_PAUSE_S = 10.0
-"""Pause before the first scan: a short-lived process leaves retention to other processes, except for segments that it
-fills.
+"""Pause before the first scan. A short-lived process leaves retention to other processes, except for segments that it
+has sealed.
 """
 _RETENTION_TICK_MIN_S = 1.0
 _RETENTION_TICK_MAX_S = 30.0
 _SLICE_S = 0.05
-"""A tick of retention stops after this time, even if partitions remain."""
+"""A tick of retention ends after this time. The next tick continues with the remaining partitions."""
 _SLICE_PAUSE_S = 0.2
 
 
 class BackgroundWork:
-    """The background work of one store. Ticks are thread-safe, and may run beside the store's own threads."""
+    """The background work of one store. Any thread may call a tick, even while the store's threads call it."""
 
     def __init__(
         self,
@@ -63,11 +63,11 @@ class BackgroundWork:
         self._scrubber = scrubber
         self._expire = expire
         self._compactor = Compactor(partitions, clock, cleaner_buffer_bytes, cleaner_io_bytes_per_s)
-        self._rolled: set[PartitionName] = set()
-        self._round_mutex = fork_safety.lock(self, "_round_mutex")
-        self._round: Iterator[tuple[PartitionName, TopicConfig]] | None = None
-        self._round_due_ms = 0
-        self._round_pause_s = _RETENTION_TICK_MAX_S
+        self._newly_sealed: set[PartitionName] = set()
+        self._scan_mutex = fork_safety.lock(self, "_scan_mutex")
+        self._scan: Iterator[tuple[PartitionName, TopicConfig]] | None = None
+        self._scan_due_ms = 0
+        self._scan_pause_s = _RETENTION_TICK_MAX_S
         self._errors: dict[tuple[str, PartitionName], str] = {}
         """Errors by kind of work and partition. An error is logged once and does not stop the work for other
         partitions."""
@@ -76,10 +76,10 @@ class BackgroundWork:
         self._retainer: BackgroundThread | None = None
         self._cleaner: BackgroundThread | None = None
         if threads and not read_only:
-            # These ticks do not raise for an error in one partition: a tick that raises is called less and less often,
-            # which would delay all other partitions.
+            # These ticks do not raise the error of one partition: a tick that raises is called less and less often, and
+            # all other partitions would have to wait.
             self._flusher = self._threads.add("flush", lambda: self._flush(None)[0])
-            self._retainer = self._threads.add("retention", lambda: self._retain_in_turn(None)[0], _FIRST_PAUSE_S)
+            self._retainer = self._threads.add("retention", lambda: self._continue_scan(None)[0], _FIRST_PAUSE_S)
             self._cleaner = self._threads.add("cleaner", self.cleaner_tick, _FIRST_PAUSE_S)
             self._compactor.worker = self._cleaner
             if finish_transactions is not None:
@@ -90,7 +90,7 @@ class BackgroundWork:
 
     def _discard_parent_state(self) -> None:
         """Start a new scan in a forked child: the thread that runs the current scan exists only in the parent."""
-        self._rolled, self._round, self._round_due_ms = self._rolled.copy(), None, 0
+        self._newly_sealed, self._scan, self._scan_due_ms = self._newly_sealed.copy(), None, 0
 
     @property
     def has_threads(self) -> bool:
@@ -107,10 +107,10 @@ class BackgroundWork:
             self._flusher.ensure_running()
             self._flusher.wake()
 
-    def rolled(self, handle: Handle) -> None:
-        """Handle a sealed segment: its partition may now exceed its retention."""
+    def on_segment_sealed(self, handle: Handle) -> None:
+        """Schedule retention and compaction for a partition in which a segment was sealed."""
         if self._retainer is not None and self._cleaner is not None:
-            self._rolled.add(PartitionName(handle.topic, handle.partition))
+            self._newly_sealed.add(PartitionName(handle.topic, handle.partition))
             if is_bounded(handle.config):
                 self._retainer.wake()
             if handle.config.compacts:
@@ -165,20 +165,20 @@ class BackgroundWork:
     # ------------------------------------------------------------ retention
 
     def retention_tick(self, now_ms: int | None = None) -> float:
-        """Apply retention: first to partitions with a newly sealed segment, then to the next of all other partitions
-        until a time limit.
+        """Apply retention to partitions with a newly sealed segment, and continue the scan of all partitions.
 
+        The scan stops at a time limit; the next call continues it.
         ``now_ms`` is the wall clock. Returns the seconds until the next call. An error in a partition does not stop the
         call: it raises the first error at the end, and `health` reports all errors.
         """
-        pause_s, first = self._retain_in_turn(now_ms)
+        pause_s, first = self._continue_scan(now_ms)
         if first is not None:
             raise first
         return pause_s
 
-    def _retain_in_turn(self, now_ms: int | None) -> tuple[float, Exception | None]:
-        """Continue the scan of all partitions, which all callers share."""
-        with self._round_mutex:
+    def _continue_scan(self, now_ms: int | None) -> tuple[float, Exception | None]:
+        """Continue the scan of all partitions. All callers share one scan."""
+        with self._scan_mutex:
             return self._retain_all(now_ms)
 
     def _retain_all(self, now_ms: int | None) -> tuple[float, Exception | None]:
@@ -194,33 +194,33 @@ class BackgroundWork:
         except Exception as error:
             first = error
             self._record_error("cleared of expired offsets", offsets, error)
-        while self._rolled:
-            first = self._retain(self._rolled.pop(), now_ms) or first
-        if self._round is None and not 0 < self._round_due_ms - now_ms <= _RETENTION_TICK_MAX_S * 1000:
-            # The scan is due, or the clock was set back: then the scan would not be due for a long time.
-            self._round, self._round_pause_s = self._partitions.all_partitions(), _RETENTION_TICK_MAX_S
-        # Also handle topics without retention, in partitions that are open: a trim may have left files to delete. Do
-        # not open a partition for that.
+        while self._newly_sealed:
+            first = self._retain(self._newly_sealed.pop(), now_ms) or first
+        if self._scan is None and not 0 < self._scan_due_ms - now_ms <= _RETENTION_TICK_MAX_S * 1000:
+            # The scan is due. Or the clock was set back, and without this check the scan would be due much later.
+            self._scan, self._scan_pause_s = self._partitions.all_partitions(), _RETENTION_TICK_MAX_S
+        # If a partition is open, handle it even if its topic has no retention: a trim may have left files to delete.
+        # Do not open a partition for that.
         opened = {PartitionName(log.topic, log.number) for log in self._partitions.opened_partitions()}
         ends_s = time.monotonic() + _SLICE_S
-        while self._round is not None:
+        while self._scan is not None:
             name = config = None
             try:
-                name, config = next(self._round, (None, None))
+                name, config = next(self._scan, (None, None))
             except OSError as error:  # the file of a topic cannot be read; the other topics were handled
                 if is_interrupt(error):
                     raise
                 listing = error
             if name is None or config is None:
-                self._round, self._round_due_ms = None, now_ms + int(self._round_pause_s * 1000)
+                self._scan, self._scan_due_ms = None, now_ms + int(self._scan_pause_s * 1000)
             elif is_bounded(config) or config.compacts or name in opened:
-                self._round_pause_s = min(self._round_pause_s, _min_pause_s(config))
+                self._scan_pause_s = min(self._scan_pause_s, _min_pause_s(config))
                 first = self._retain(name, now_ms) or first
             if time.monotonic() >= ends_s:
                 break
         if listing is not None:
             raise listing
-        pause_s = _SLICE_PAUSE_S if self._round is not None else max((self._round_due_ms - now_ms) / 1000, 0.001)
+        pause_s = _SLICE_PAUSE_S if self._scan is not None else max((self._scan_due_ms - now_ms) / 1000, 0.001)
         return pause_s, first
 
     def _retain(self, name: PartitionName, now_ms: int) -> Exception | None:
@@ -229,9 +229,9 @@ class BackgroundWork:
                 partition = self._partitions.open_partition(*name)
                 if not partition.handle.read_only:  # else it belongs to another user, whose processes apply retention
                     partition.apply_retention(now_ms=now_ms)
-            self._clear_error("retained", name)
+            self._clear_error("cleared of old segments", name)
         except Exception as error:
-            self._record_error("retained", name, error)
+            self._record_error("cleared of old segments", name, error)
             return error
         return None
 
@@ -247,11 +247,9 @@ class BackgroundWork:
     # ------------------------------------------------------------ scrubbing
 
     def scrub_tick(self, now_ms: int | None = None) -> float:
-        """Check as many bytes of sealed segments as the budget allows; return the seconds until the next call."""
+        """Check as many bytes of sealed segments as the rate limit allows. Return the seconds until the next call."""
         if self._scrubber is None:
-            raise InvalidConfig(
-                "scrub_bytes_per_s", None, "a number of bytes per second, which must be set when the store is opened"
-            )
+            raise InvalidConfig("scrub_bytes_per_s", None, "open the store with a number of bytes per second")
         return self._scrubber.scrub(self._clock.monotonic_ms() if now_ms is None else now_ms)
 
     def scrub_report(self) -> ScrubReport:
@@ -261,14 +259,14 @@ class BackgroundWork:
     # ------------------------------------------------------------ health, closing
 
     def health(self) -> dict[str, str]:
-        """Return work that keeps failing, and partitions that cannot be compacted."""
+        """Return the errors of work that keeps failing, and why partitions cannot be compacted, by name."""
         problems = self._threads.errors()
-        there: set[PartitionName] | None = None
+        existing: set[PartitionName] | None = None
         if self._errors:
             with failures_ignored():
-                there = {name for name, _ in self._partitions.all_partitions()}
+                existing = {name for name, _ in self._partitions.all_partitions()}
         for (what, (topic, number)), why in self._errors.copy().items():
-            if there is not None and (topic, number) not in there and topic != OFFSETS_TOPIC:
+            if existing is not None and (topic, number) not in existing and topic != OFFSETS_TOPIC:
                 self._errors.pop((what, PartitionName(topic, number)), None)  # the partition was deleted meanwhile
                 continue
             problems[f"{topic}/{number}"] = f"cannot be {what}: {why}"
@@ -284,7 +282,7 @@ class BackgroundWork:
 
 
 def _min_pause_s(config: TopicConfig) -> float:
-    """Return a quarter of the topic's shortest time limit in seconds, within the limits of the retention pause."""
+    """Return the pause between two scans that a topic needs: a quarter of its shortest time limit, within bounds."""
     limits_ms = [config.segment_ms]
     if config.deletes:
         limits_ms += [config.retention_ms] if config.retention_ms != UNLIMITED else []

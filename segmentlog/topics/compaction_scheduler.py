@@ -48,7 +48,7 @@ class PartitionSource(Protocol):
 
 
 class _Uncleanable(msgspec.Struct):
-    """The reason why compaction skips a partition, and when it tries again."""
+    """Why compaction skips a partition, and when it tries again."""
 
     why: str
     topic_id: str
@@ -63,7 +63,7 @@ class CompactionStopped(Exception):
 
 
 class Throttle:
-    """Limits a rate to ``bytes_per_s`` (None: no limit). A burst may contain the bytes of a fifth of a second."""
+    """Limits a rate to ``bytes_per_s`` (None: no limit). A burst may have the bytes of a fifth of a second."""
 
     def __init__(self, bytes_per_s: int | None, now_s: Callable[[], float] = time.monotonic) -> None:
         if bytes_per_s is not None and (not isinstance(bytes_per_s, int) or bytes_per_s is True or bytes_per_s < 1):
@@ -92,7 +92,7 @@ class Compactor:
             raise InvalidConfig("cleaner.dedupe.buffer.bytes", buffer_bytes, "a number of bytes, at least 1")
         self.buffer_bytes = buffer_bytes
         self.worker: BackgroundThread | None = None
-        """The worker whose thread calls `tick`. It can be stopped in the middle of a pass."""
+        """The background thread that calls `tick`. It can be stopped in the middle of a pass."""
         self._partitions = partitions
         self._clock = clock
         self._throttle = Throttle(io_bytes_per_s)
@@ -101,9 +101,9 @@ class Compactor:
     def tick(self, now_ms: int | None = None) -> float:
         """Compact the dirtiest partition that is due, if any; return seconds until the next call, 0 if more are due.
 
-        A partition that cannot be compacted is skipped, and `uncleanable` reports it. After damage, compaction tries it
-        again when its files have changed. After any other error, it tries again after a pause of a minute up to an
-        hour.
+        A partition that cannot be compacted is skipped, and `uncleanable` returns it. If it is damaged, compaction
+        tries again when its files have changed. After other errors, it tries again after a pause, which grows from a
+        minute to an hour.
         """
         now_ms = self._clock.now_ms() if now_ms is None else now_ms
         due: list[tuple[float, PartitionName]] = []
@@ -194,5 +194,5 @@ class Compactor:
         self._uncleanable[name] = _Uncleanable(str(error), topic_id, generation, retry_ms, pause_s)
 
     def uncleanable(self) -> dict[PartitionName, str]:
-        """Return the partitions that compaction skips for now, and why."""
+        """Return the partitions that compaction skips for now, with the reasons."""
         return {name: skipped.why for name, skipped in self._uncleanable.copy().items()}

@@ -20,8 +20,8 @@ _FILES_PER_PARTITION = 4
 class DescriptorBudget:
     """Keeps the number of partitions with open descriptors within the limit of the process. Thread-safe.
 
-    Uses the second-chance algorithm: it closes partitions that were not used since it last passed them. A closed
-    partition reopens its files on its next use.
+    Uses the second-chance algorithm: partitions are checked in a circle, and a partition is closed if it was not used
+    since its last check. A closed partition reopens its files at its next use.
     """
 
     def __init__(self) -> None:
@@ -33,14 +33,16 @@ class DescriptorBudget:
 
     @staticmethod
     def limit() -> int:
-        """Return how many partitions may have open files: two thirds of the limit. The rest is for short-lived
-        files."""
+        """Return how many partitions may have open files.
+
+        They may use two thirds of the descriptors of the process. The rest is for short-lived files.
+        """
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         available = 4096 if soft == resource.RLIM_INFINITY else min(soft, 1 << 16)
         return max(8, available * 2 // 3 // _FILES_PER_PARTITION)
 
     def register(self, handle: Handle) -> None:
-        """Count a partition that has opened its files. May close the files of other partitions."""
+        """Register a partition that has opened its files. Closes other partitions if there are too many."""
         with self._mutex:
             own = weakref.ref(handle)
             self._handles.pop(own, None)
@@ -49,7 +51,7 @@ class DescriptorBudget:
         self._release(excess, handle)
 
     def make_room(self) -> bool:
-        """Close partitions that are not in use, after descriptors have run out. Return whether any was closed."""
+        """Close some idle partitions, after the descriptors have run out. Return whether any was closed."""
         return self._release(max(8, len(self._handles) // 4))
 
     def _release(self, wanted: int, spared: Handle | None = None) -> bool:

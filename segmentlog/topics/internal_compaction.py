@@ -1,7 +1,7 @@
 """Compacts the store's internal topics in processes that are too short-lived for background work.
 
-Each process reads an internal topic from its start, although only the last record of a key counts. Background work
-would compact the topic, but a process that lives for a tenth of a second ends before that work starts.
+Each process reads an internal topic from its start, although only the last record of each key counts. Background work
+compacts the topic, but a process that lives for a tenth of a second ends before that work starts.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _BATCHES: Final = 500
 
 
 class InternalCompaction:
-    """Counts the batches of a log, and compacts the log when there are many. Not thread-safe."""
+    """Counts the batches of a log, and compacts the log when it has many. Not thread-safe."""
 
     def __init__(self) -> None:
         self._batches = 0
 
     def count(self, batches: int = 1) -> None:
-        """Add to the number of batches in the log: the caller has read or appended them."""
+        """Count batches of the log that the caller has read or appended."""
         self._batches += batches
 
     def compact_if_due(self, log: Partition) -> None:

@@ -30,7 +30,7 @@ _YIELD_EVERY: Final = 64
 
 
 class _CachedState(msgspec.Struct, gc=False):
-    """Cached facts about a partition, and the versions of the files that they were read from."""
+    """The parts of a partition's state that are slow to read, and the versions of the files that have them."""
 
     topic_id: str
     files: tuple[int, int, int] = (-1, -1, -1)
@@ -38,7 +38,7 @@ class _CachedState(msgspec.Struct, gc=False):
     epoch: int = -1
     lost: tuple[LostRange, ...] = ()
     clean_ms: int = 0
-    """When a scrape last found all records on disk."""
+    """Time of the last scan that found all records on disk (monotonic)."""
 
 
 class PartitionState(msgspec.Struct, frozen=True, gc=False):
@@ -72,8 +72,9 @@ class PartitionState(msgspec.Struct, frozen=True, gc=False):
 
 
 class TopicStates(NamedTuple):
-    """A topic and the states of its partitions, in order of their numbers. The state is None for a partition that was
-    not opened since the machine started.
+    """A topic and the states of its partitions, in the order of their numbers.
+
+    The state is None for a partition that no process has opened since the machine started.
     """
 
     topic: Topic
@@ -92,18 +93,18 @@ class _Store(Protocol):
 
 
 class PartitionStates:
-    """Reads the states of a store's partitions, and caches what is slow to read. Not thread-safe."""
+    """Reads the states of a store's partitions, and caches slow parts of them. Not thread-safe."""
 
     def __init__(self, store: _Store, clock: Clock, fs: FileSystem | None = None) -> None:
         self._store = store
         self._clock = clock
         self._fs = fs or FileSystem()
-        self._known: dict[tuple[str, int], _CachedState] = {}
+        self._cached: dict[tuple[str, int], _CachedState] = {}
         self.topic_count = self.partition_count = 0
-        """Counts of the last scan."""
+        """Numbers of topics and partitions in the last scan."""
 
     def states(self) -> Iterator[PartitionState]:
-        """Yield the partitions with a known state, by topic."""
+        """Yield the state of each partition that has one, topic by topic."""
         for found in self.topics():
             yield from (state for state in found.partitions if state is not None)
 
@@ -113,7 +114,7 @@ class PartitionStates:
         """
         opened = {(log.topic, log.number): log for log in self._store.opened_partitions() if not log.is_stale}
         boot_id = self._fs.boot_id()
-        before, self._known = self._known, {}
+        before, self._cached = self._cached, {}
         self.topic_count = self.partition_count = 0
         for name in self._store.topics(internal=True):
             try:
@@ -132,35 +133,35 @@ class PartitionStates:
                 seen = _page_of(opened.get((name, number))) or read_state(self._fs, folder, boot_id)
                 if seen is None:
                     continue
-                known = before.get((name, number))
-                if known is None or known.topic_id != topic.id:
-                    known = _CachedState(topic.id)
-                self._known[name, number] = known
-                found.partitions[number] = self._state(name, number, folder, seen, known)
+                cached = before.get((name, number))
+                if cached is None or cached.topic_id != topic.id:
+                    cached = _CachedState(topic.id)
+                self._cached[name, number] = cached
+                found.partitions[number] = self._state(name, number, folder, seen, cached)
             yield found
 
-    def _state(self, name: str, number: int, folder: str, seen: StateSummary, known: _CachedState) -> PartitionState:
+    def _state(self, name: str, number: int, folder: str, seen: StateSummary, cached: _CachedState) -> PartitionState:
         log = seen.log
         files = (log.generation, log.active_base_offset, log.log_start_offset)
         try:
-            if files != known.files:
-                known.sealed, known.files = sealed_size(self._fs, folder, log), files
-            if log.epoch != known.epoch:
-                known.lost, known.epoch = lost_ranges(self._fs, folder, log), log.epoch
+            if files != cached.files:
+                cached.sealed, cached.files = sealed_size(self._fs, folder, log), files
+            if log.epoch != cached.epoch:
+                cached.lost, cached.epoch = lost_ranges(self._fs, folder, log), log.epoch
         except OSError as error:  # keep the cached facts, and try again at the next scan
             if is_interrupt(error):
                 raise
         return PartitionState(
-            name, number, seen, known.sealed[0] + 1, known.sealed[1] + log.end_position, known.lost,
-            self._unsynced_s(seen, known),
+            name, number, seen, cached.sealed[0] + 1, cached.sealed[1] + log.end_position, cached.lost,
+            self._unsynced_s(seen, cached),
         )  # fmt: skip
 
-    def _unsynced_s(self, seen: StateSummary, known: _CachedState) -> float:
+    def _unsynced_s(self, seen: StateSummary, cached: _CachedState) -> float:
         now_ms = self._clock.monotonic_ms()
         if not seen.unsynced_count:
-            known.clean_ms = now_ms
+            cached.clean_ms = now_ms
             return 0.0
-        return max(0, now_ms - max(seen.sync.synced_at_ms, known.clean_ms)) / 1000
+        return max(0, now_ms - max(seen.sync.synced_at_ms, cached.clean_ms)) / 1000
 
 
 def _page_of(partition: Partition | None) -> StateSummary | None:

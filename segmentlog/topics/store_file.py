@@ -1,4 +1,4 @@
-"""``store.json``, the file that makes a folder a store."""
+"""The store file ``store.json``: a folder that has it is a store."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from segmentlog.storage.interrupt_safe import EXCLUSIVE
 
 
 def open_store_file(fs: FileSystem, path: str, create: bool, now_ms: int) -> dict[str, Any]:
-    """Return the contents of the store file in the folder ``path``; with ``create``, create a store if there is none.
+    """Return the contents of the store file in the folder ``path``. With ``create``, create the store if it is missing.
 
     Raises `StoreVersionError` if the folder is not a store, is damaged, or has another format.
     """
@@ -34,27 +34,27 @@ def open_store_file(fs: FileSystem, path: str, create: bool, now_ms: int) -> dic
 
 
 def _create(fs: FileSystem, path: str, store_file: str, now_ms: int) -> bytes:
-    if fs.is_folder(path) and not all(map(_may_be_there, fs.listdir(path))):
+    if fs.is_folder(path) and not all(map(_is_allowed_entry, fs.listdir(path))):
         why = f"the folder is not empty and is not a store (no {STORE_FILE}); choose an empty or new folder"
         raise StoreVersionError(path, why)
     try:
-        # Sync the folder's name before the store file exists: a process that finds the file relies on the folder, even
-        # if this process dies.
+        # Make the folder durable before the store file exists. A process that finds the file does not sync the folder
+        # again, even if this process has died.
         make_folders_durably(fs, path)
     except OSError as error:
         if is_interrupt(error):
             raise
         raise StoreVersionError(path, f"the folder cannot be created: {error.strerror}") from error
     with fork_safety.opened_lockable(fs, path, os.O_RDONLY | os.O_DIRECTORY) as folder_fd:
-        fs.flock(folder_fd, EXCLUSIVE)  # only one of two processes creates the file
+        fs.flock(folder_fd, EXCLUSIVE)  # if two processes try to create the file, only one does
         if not fs.exists(store_file):
             document = {"format": FORMAT_VERSION, "store_id": os.urandom(16).hex(), "created_ms": now_ms}
             replace_file(fs, store_file, json.dumps(document, indent=2).encode() + b"\n")
     return read_file(fs, store_file)
 
 
-def _may_be_there(name: str) -> bool:
-    """Return whether a new store's folder may contain this name: a file of mkfs, or of an interrupted creation."""
+def _is_allowed_entry(name: str) -> bool:
+    """Return whether a new store's folder may contain this: an entry of mkfs, or of an interrupted creation."""
     return name == "lost+found" or (name.startswith(STORE_FILE) and name.endswith(TEMPORARY_SUFFIX))
 
 

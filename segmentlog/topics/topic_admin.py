@@ -1,27 +1,29 @@
 """Creates, alters, renames and deletes topics while other processes use them, and upgrades a store.
 
-Every change holds one lock across processes, on the file ``@administration``. One step of each change is decisive. The
-next process that finds the steps before or after it incomplete can repeat them:
+Every change holds one lock across processes, on the file ``@administration``. One step of each change is decisive. If a
+process dies during a change, the next process repeats the steps after the decisive step, or removes what the steps
+before it have created:
 
              before                              decisive step           after
-    create   @making-ID, with all its contents   rename it to NAME
+    create   @temporary-ID, with all its contents   rename it to NAME
     alter    the folders of new partitions,      topic.json              the config word of each state page
              @altering-ID
     rename   @altering-ID                        rename it to NEW_NAME   the moved word of each state page
     delete                                       rename it @deleted-ID   the moved word, then remove the files
     upgrade  store.json: upgrade has begun       every topic.json        both words, then store.json: upgrade done
 
-The config word and the moved word announce a change to processes with open partitions. A change sets its word after its
-decisive step. A process that opens a partition reads the words first, and the topic's settings afterwards. If it reads
-the old word, it will notice that the word changes. If it reads the new word, it reads the new settings.
+The config word and the moved word of a state page announce changes to processes that have the partition open. A change
+increments its word after its decisive step. A process that opens a partition reads the words first, and the topic's
+settings afterwards. If it reads the old word, it notices later that the word has changed. If it reads the new word, it
+also reads the new settings.
 
-Other processes can see a step before it is on disk. If the process that does the step dies first, it never syncs the
-step. Therefore a process that opens a partition syncs the names that lead to it, if the lock's file shows an incomplete
-change (`sync_names`).
+Other processes can see a step before it is on disk, and the process that does the step may die before it syncs the
+step. Therefore, if the lock's file shows an incomplete change, a process that opens a partition first syncs the folders
+that contain it (`sync_names`).
 
-Upgrade from format 1: processes of the release that wrote it cache settings until a word changes. Then they read
-topic.json again, find an unknown format, and stop. So data that only this release understands is written only after
-every word has changed.
+Upgrade from format 1: processes of the older release cache settings until a word changes. Then they read topic.json
+again, find an unknown format, and stop. So this release writes data that the older release cannot read only after every
+word has changed.
 """
 
 from __future__ import annotations
@@ -85,7 +87,7 @@ class TopicAdmin:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Prevent changes of topics within the block. Take it before the store's mutex, never after."""
+        """Prevent changes of topics within the block. The caller must not hold the store's mutex."""
         with self._lock.hold():
             yield
 
@@ -93,9 +95,9 @@ class TopicAdmin:
     def _changing(self, *, leaves: bool = False) -> Iterator[None]:
         """Hold the lock, after finishing the changes of processes that have died.
 
-        The lock's file is empty if all changes are finished: then the folder, maybe with thousands of topics, is not
-        scanned. The size of the file shows which changes are incomplete, because setting a size needs no room on a full
-        disk. ``leaves``: the change leaves a folder that must be removed.
+        The size of the lock's file shows whether a change is incomplete; a size can be set even on a full disk. If the
+        file is empty, the store's folder need not be scanned, which may have thousands of topics. ``leaves``: the
+        change leaves a folder that must be removed.
         """
         with self._lock.hold() as fd:
             if size := self._fs.fstat(fd).st_size:
@@ -117,9 +119,9 @@ class TopicAdmin:
             self._set_progress(fd, _LEFT_BEHIND if leaves else 0)
 
     def sync_names(self, name: str) -> None:
-        """Sync the name of a topic that was just read, and the names in its folder, if they may not be on disk.
+        """Sync the topic's folder and the store's folder, if an incomplete change may not be on disk.
 
-        Otherwise a power cut could delete the folder together with durable records in it.
+        Otherwise a power cut could delete the topic's folder together with durable records in it.
         """
         try:
             if self._fs.stat(f"{self._path}/{ADMINISTRATION_FILE}").st_size in (0, _LEFT_BEHIND):
@@ -130,7 +132,7 @@ class TopicAdmin:
         self._fs.sync_folder(self._path)
 
     def _set_progress(self, fd: int, size: int) -> None:
-        with failures_ignored():  # the change itself is complete, and opening the store finds what it left
+        with failures_ignored():  # the change itself is complete, and the next process that opens the store cleans up
             self._fs.ftruncate(fd, size)
 
     # ------------------------------------------------------------ changes
@@ -143,17 +145,17 @@ class TopicAdmin:
             if self._fs.exists(folder, follow=False):
                 raise TopicExists(name)
             # Created under a temporary name, so that no process sees an incomplete topic.
-            making = f"{self._path}/{MAKING_PREFIX}{os.urandom(16).hex()}"
+            temporary = f"{self._path}/{MAKING_PREFIX}{os.urandom(16).hex()}"
             file = TopicFile(partitions, settings, settings.max_message_bytes, new_topic_id())
             try:
-                self._fs.mkdir(making)
+                self._fs.mkdir(temporary)
                 for number in range(partitions):
-                    self._fs.mkdir(f"{making}/{number}")
-                self._topics.write(making, file, is_new=True)
-                self._fs.rename(making, folder)
+                    self._fs.mkdir(f"{temporary}/{number}")
+                self._topics.write(temporary, file, is_new=True)
+                self._fs.rename(temporary, folder)
             except OSError as error:
                 with failures_ignored():
-                    self._fs.remove_tree(making)
+                    self._fs.remove_tree(temporary)
                 if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
                     raise TopicExists(name) from None
                 if error.errno in NO_ROOM:
@@ -192,9 +194,7 @@ class TopicAdmin:
 
     @contextlib.contextmanager
     def _leaving_note(self, topic_id: str) -> Iterator[None]:
-        """Keep a file during the change: if this process dies, the next change finds the file, and notifies processes
-        with open partitions.
-        """
+        """Keep a file during the block. If this process dies, the next change finds it and sets the words again."""
         note = f"{self._path}/{ALTERING_PREFIX}{topic_id}"
         with failures_ignored():
             self._fs.close(self._fs.open(note, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666))
@@ -238,7 +238,7 @@ class TopicAdmin:
     def _check_writable(self, name: str, what: str) -> None:
         """Raise `ProcessLimitError` unless this process may write the topic's folders and each state page.
 
-        Otherwise the rename of the folder could succeed, while processes with an open partition would not notice it.
+        Otherwise the folder could be renamed while processes that have its partitions open would not notice it.
         """
         folder = f"{self._path}/{name}"
         partitions = [f"{folder}/{number}" for number in self._fs.listdir(folder) if number.isdecimal()]
@@ -248,11 +248,10 @@ class TopicAdmin:
 
     @contextlib.contextmanager
     def _moving(self, name: str, what: str) -> Iterator[None]:
-        """Prevent processes from using file names in the topic's folder within the block: see `Handle.folder_locked`.
+        """Within the block, prevent other processes from using files of the topic by name: see `Handle.folder_locked`.
 
-        These processes hold the folder's lock for moments, or for as long as a recovery takes. The wait is limited: a
-        process may be stopped (SIGSTOP) while it holds the lock, and all other changes of topics would have to wait,
-        too.
+        They hold the folder's lock for moments, or for as long as a recovery takes. The wait for the lock is limited: a
+        process may be stopped (SIGSTOP) while it holds the lock, and all changes of topics would have to wait for it.
         """
         with folder_exclusively_locked(self._fs, f"{self._path}/{name}", _LOCK_WAIT_S) as is_free:
             if not is_free:
@@ -266,7 +265,7 @@ class TopicAdmin:
                 self._fs.remove_tree(gone)
 
     def _notify_handles(self, folder: str, change: Callable[[StatePage], None]) -> None:
-        """Change a word in the state page of every partition that has one, for all processes to see."""
+        """Change a word in every partition's state page, so that processes with the partition open notice."""
         for number in self._fs.listdir(folder):
             if not number.isdecimal():
                 continue
@@ -294,7 +293,7 @@ class TopicAdmin:
                     self._finish_change(name)
 
     def _finish_change(self, name: str) -> None:
-        """Finish one incomplete change. If that fails, its files remain for the next process."""
+        """Finish one incomplete change. If this fails, the next process tries again."""
         path = f"{self._path}/{name}"
         if name.startswith(ALTERING_PREFIX):
             self._finish_alteration(path, name.removeprefix(ALTERING_PREFIX))
@@ -318,14 +317,14 @@ class TopicAdmin:
     # ------------------------------------------------------------ ids, formats
 
     def name_of(self, topic_id: str) -> str:
-        """Return the current name of a topic. Raises `UnknownTopic` only if there is no such topic any more.
+        """Return the current name of a topic. Raises `UnknownTopic` only if the topic was certainly deleted.
 
-        Callers discard data of deleted topics for good. Therefore, if a topic that may be the wanted one cannot be
-        read, this raises `StoreVersionError`.
+        Callers discard the data of deleted topics for good. Therefore the call raises `StoreVersionError` if any topic
+        cannot be read: it may be the topic with this id.
         """
         name = self._topics.name_of(topic_id)
         if name is None:
-            with self.locked():  # under the lock: the topic may have been renamed while the names were read
+            with self.locked():  # try again under the lock: the topic may have been renamed during the first try
                 name = self._topics.name_of(topic_id)
                 if name is None:
                     self._topics.check_all_read()
@@ -334,9 +333,7 @@ class TopicAdmin:
         return name
 
     def read_upgraded(self, name: str) -> TopicFile:
-        """Return a topic's settings. Upgrade them to the current format first if an older release has just created the
-        topic.
-        """
+        """Return a topic's settings. If an older release has created the topic, upgrade it to the current format."""
         file = self._topics.read(name)
         if file.format == FORMAT_VERSION:
             return file
@@ -362,8 +359,8 @@ class TopicAdmin:
                 logger.info(
                     "%s: upgrading the store from format %d to %d", self._path, document["format"], FORMAT_VERSION
                 )
-                of_before = document["format"]
-                document = {**document, "format": FORMAT_VERSION, "upgraded_from": of_before, "upgrading": True}
+                old_format = document["format"]
+                document = {**document, "format": FORMAT_VERSION, "upgraded_from": old_format, "upgrading": True}
                 self._write_store_file(path, document)
             names = self._topics.names(internal=True)
             for name in names:

@@ -31,16 +31,16 @@ from segmentlog.storage.file_operations import read_file, replace_file, write_ne
 from segmentlog.storage.fs import FileSystem
 
 _CONFIGS_MAX: Final = 256
-"""Most cached configurations, by their JSON."""
+"""Maximum number of cached configurations."""
 _RACY_NS: Final = 100_000_000
-"""A file that was replaced longer ago than this is identified by inode, time and size. A younger file may have been
-replaced again after it was read, with the same inode and within the resolution of the file system's clock."""
+"""A cached file is used again only if it was older than this when it was read. A younger file may have been replaced
+after the read, by a file with the same inode, size and time, within the resolution of the file system's clock."""
 
 _Version = tuple[int, int, int]
 
 
 class TopicFile(NamedTuple):
-    """Contents of topic.json: partition count, settings, the largest batch size that was ever allowed, and the id."""
+    """Contents of topic.json. ``largest_batch_bytes`` is the largest `max.message.bytes` that the topic ever had."""
 
     partitions: int
     config: TopicConfig
@@ -56,7 +56,7 @@ class TopicFolders:
         self._fs = fs
         self._path = path
         self.store_id = ""
-        self._known: dict[str, tuple[_Version, bool, TopicFile]] = {}
+        self._cached: dict[str, tuple[_Version, bool, TopicFile]] = {}
         self._configs: dict[str, TopicConfig] = {}
         self._names: dict[str, str] = {}
 
@@ -97,12 +97,12 @@ class TopicFolders:
         try:
             found = self._fs.stat(path)
             version = (found.st_ino, found.st_mtime_ns, found.st_size)
-            known = self._known.get(name)
-            if known is not None and known[0] == version and known[1]:
-                return known[2]
+            cached = self._cached.get(name)
+            if cached is not None and cached[0] == version and cached[1]:
+                return cached[2]
             is_cacheable = time.time_ns() - found.st_mtime_ns > _RACY_NS
             parsed = self._parse(name, path)
-            self._known[name] = (version, is_cacheable, parsed)  # every change is a new file, with a new version
+            self._cached[name] = (version, is_cacheable, parsed)  # every change is a new file, with a new version
             self._names[parsed.topic_id] = name
             return parsed
         except (FileNotFoundError, NotADirectoryError):
@@ -125,7 +125,7 @@ class TopicFolders:
             raise StoreVersionError(path, f"damaged ({error}); restore it from a backup, or create it again") from None
 
     def _config_of(self, settings: dict[str, object]) -> TopicConfig:
-        """Return the parsed settings, from a cache if possible.
+        """Return the parsed settings, from a cache if they were parsed before.
 
         Most topics have the same settings, and checking them takes half of the time of reading a topic.
         """
@@ -177,13 +177,13 @@ class TopicFolders:
             return False
 
     def check_all_read(self) -> None:
-        """Raise `StoreVersionError` if a topic cannot be read: it may be the topic with the wanted id."""
+        """Raise `StoreVersionError` if any topic cannot be read: it may be the topic that the caller looks up."""
         for name in self.names(internal=True):
             with contextlib.suppress(UnknownTopic):  # deleted meanwhile
                 self.read(name)
 
     def names_of(self, topic_ids: Iterable[str]) -> dict[str, str]:
-        """Return the names of those topics that exist. A topic that is being renamed may be missing."""
+        """Return names by id, at least of the given topics that exist. A topic that is being renamed may be missing."""
         found: dict[str, str] = {}
         for topic_id in topic_ids:
             name = self._names.get(topic_id)

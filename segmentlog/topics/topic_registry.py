@@ -76,10 +76,10 @@ class Topic:
         return self._topics.open_partition(self.name, number, self.id)
 
     def find_lost_range_end(self, number: int, offset: int) -> tuple[int, int] | None:
-        """Return the end of the lost range that starts at ``offset``, and the epoch there; None if none starts there.
+        """Return the end of the lost range that starts at ``offset``, and the epoch at its end; None without a range.
 
-        Opens no partition. Raises OSError, and what `Partition.check_position` raises for a partition that is open
-        here.
+        Does not open the partition. Raises OSError. If this process has the partition open already, also raises the
+        errors of `Partition.check_position`.
         """
         return self._topics.find_lost_range_end(self.name, number, self.id, offset)
 
@@ -89,13 +89,13 @@ class Topic:
 
 
 class Topics:
-    """The topics of a store, as one process has them open. Thread-safe. Producers, groups and transactions are in other
-    classes.
+    """The topics of a store in one process, with their open partitions and background work. Thread-safe.
 
-    Callers pass functions for the work of those classes: background work calls ``expire`` (with a clock in ms that
-    never jumps forward) and ``finish_transactions``. Opening a partition with undecided transactions calls
-    ``finish_transactions``, too. Partitions call ``holds_producer`` under their append lock before they drop the state
-    of a named producer.
+    The caller passes functions that need groups and transactions, which this class does not know:
+
+    expire                background work calls it with a time in ms (`Clock.steady_ms`) to expire committed offsets
+    finish_transactions   background work calls it, and opening a partition that has undecided transactions
+    holds_producer        a partition calls it under its append lock: whether to keep the state of this producer id
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Topics:
         holds_producer: Callable[[int], bool],
         shown_path: str = "",
     ) -> None:
-        """Open the store in ``path``. ``shown_path`` is its name in errors, if it was opened under another path."""
+        """Open the store in ``path``. ``shown_path``: name of the store in errors, if it is not ``path``."""
         self.fs = fs
         self.clock = clock
         self.path = path
@@ -124,7 +124,7 @@ class Topics:
         self.is_replica = fs.exists(f"{path}/{REPLICA_FILE}")
         """Whether the store follows another store. No process may append to it then."""
         self.read_only_why = "" if read_only else self._why_read_only()
-        """Why the store is read-only although the caller did not ask for that; empty if it is writable."""
+        """Why the store is read-only although the caller has not requested it; otherwise empty."""
         self.read_only = read_only or bool(self.read_only_why)
         self.recovery = recovery
         self._finish_transactions = finish_transactions
@@ -149,12 +149,12 @@ class Topics:
         self.store_id = self._open(create and not self.read_only)
         if not self.read_only:
             self.administration.sweep()
-        self._neighbour = None if self.read_only else NetworkMark.warn_and_create(fs, path, clock.now_ms())
+        self._network_mark = None if self.read_only else NetworkMark.warn_and_create(fs, path, clock.now_ms())
         fork_safety.on_fork(self, "_discard_parent_state")
 
     def _discard_parent_state(self) -> None:
-        """Drop the network mark in a forked child: the parent removes it, and both are on one machine."""
-        self._neighbour = None
+        """Forget the network mark in a forked child: the parent removes it."""
+        self._network_mark = None
 
     def _why_read_only(self) -> str:
         if self.is_replica:
@@ -166,7 +166,7 @@ class Topics:
                 raise
             return ""
         why = "it is on a read-only file system" if is_on_read_only_disk else ""
-        # If the file is missing, the store is created next, and that reports what fails.
+        # If the file is missing, the store is created next, and the creation reports errors.
         if not why and self.fs.exists(f"{self.path}/{STORE_FILE}"):
             why = self.fs.why_unwritable(self.path)
         if why:
@@ -265,9 +265,7 @@ class Topics:
             return Topic(self, new_name, self.administration.rename(name, new_name))
 
     def missing(self, topic_ids: Iterable[str]) -> set[str]:
-        """Return those of the ids that certainly belong to no existing topic. If a topic's file cannot be read, return
-        an empty set.
-        """
+        """Return the ids whose topics were certainly deleted. If a topic's file cannot be read, return an empty set."""
         wanted = set(topic_ids)
         with self.administration.locked():  # without it, a topic that is being renamed would look deleted
             gone = wanted - self._folders.by_id().keys()
@@ -295,9 +293,7 @@ class Topics:
         return self.administration.name_of(topic_id)
 
     def topic_names(self, topic_ids: Iterable[str]) -> dict[str, str]:
-        """Return the names of those of the topics that exist, by id. The result may contain other topics, too. For
-        display.
-        """
+        """Return names of topics by id, for display: at least those of the given topics that exist."""
         return self._folders.names_of(topic_ids)
 
     # ------------------------------------------------------------ partitions
@@ -305,7 +301,7 @@ class Topics:
     def open_partition(self, name: str, number: int, topic_id: str | None = None) -> Partition:
         """Return a partition of this store, the same object every time. Raises `UnknownTopic`.
 
-        With ``topic_id``, also raises it if the name belongs to another topic now.
+        With ``topic_id``, raises `UnknownTopic` also if the name belongs to another topic now.
         """
         self.check_open()
         if number.__class__ is not int:
@@ -339,11 +335,11 @@ class Topics:
                 self.background.flush_soon()
             report = partition.recovery_report
             if report.verdict not in ("new", "clean", "live"):
-                # The person who restored the store knows that: no warning, and no line for each reading command.
+                # Do not warn after a restore, which somebody has requested: each reading command would print a warning.
                 level = logging.INFO if report.verdict == "restored" else logging.WARNING
                 logger.log(level, "%s/%d: %s: %s", name, number, report.verdict, report.why)
         if partition.last_stable_offset < partition.log_end_offset:
-            self._finish_transactions()  # the first process after a crash finishes what the crash left open
+            self._finish_transactions()  # the first process after a crash ends transactions that are still open
         return partition
 
     def find_lost_range_end(self, name: str, number: int, topic_id: str, offset: int) -> tuple[int, int] | None:
@@ -357,7 +353,7 @@ class Topics:
         return None if end_offset == offset else (end_offset, epoch_at(partition.epochs(), end_offset))
 
     def _make_partition(self, name: str, number: int, topic_id: str) -> Partition:
-        """Open a partition; read-only if this process may read its files but not write them."""
+        """Open a partition. If this process may read its files but not write them, open it read-only."""
         if self.read_only:
             return self._new_partition(name, number, topic_id, self.read_only_why)
         try:
@@ -384,23 +380,23 @@ class Topics:
             recovery=self.recovery,
             background=self.background.has_threads,
             on_open=self._opened,
-            on_roll=self.background.rolled,
+            on_roll=self.background.on_segment_sealed,
             ship_signals=self.ship_signals,
             holds_producer=self._holds_producer,
         )
 
     def _why_unwritable(self, folder: str) -> str:
-        """Return why this process may not write a partition: its first file that is not writable; empty if it may."""
+        """Return which file of a partition this process may not write; empty if it may write all of them."""
         for path in (folder, *(f"{folder}/{name}" for name in sorted(self.fs.listdir(folder)))):
             if why := self.fs.why_unwritable(path):
                 return why
         return ""
 
     def on_partition(self, partition_id: PartitionId, do: Callable[[Partition], _T]) -> _T:
-        """Call ``do`` with a partition, found by topic id, and return its result.
+        """Call ``do`` with the partition that has this id, and return the result of ``do``.
 
-        If the topic is renamed meanwhile, ``do`` may be called again. Raises `UnknownTopic` if there is no such topic
-        any more, and what ``do`` raises.
+        If the topic is renamed meanwhile, ``do`` may be called again. Raises `UnknownTopic` if the topic was deleted,
+        and the errors of ``do``.
         """
         while True:
             name = self.topic_name(partition_id.topic_id)
@@ -416,8 +412,8 @@ class Topics:
                 if not log.is_stale:
                     raise
             except StoreClosed:
-                # If the partition is still in the store, only a close has closed it. A rename in this process also
-                # removes it from the store, and then this loop tries again.
+                # A rename in this process closes the partition and removes it from `_partitions`: try again. If it is
+                # still in `_partitions`, the store was closed.
                 if self.is_closed or self._partitions.get((log.topic, log.number)) is log:
                     raise
 
@@ -431,12 +427,10 @@ class Topics:
         return {key: partition.recovery_report for key, partition in self._partitions.copy().items()}
 
     def _drop_partitions(self, name: str, topic_id: str) -> None:
-        """Close and forget the open partitions of the topic with this id. Partitions of a new topic with the same name
-        stay open.
-        """
+        """Close and forget the open partitions of a deleted topic, but not those of a new topic of the same name."""
         for key in [key for key, log in self._partitions.copy().items() if key[0] == name and log.topic_id == topic_id]:
             self._partitions[key].abandon()
-            # Last: after an interrupt, the next call or closing the store closes the rest.
+            # After an interrupt, the next call closes the remaining partitions, or `close` does.
             del self._partitions[key]
 
     def _close_partitions(self, name: str) -> None:
@@ -519,8 +513,8 @@ class Topics:
                         raise
                     first = first or error
             self._partitions.clear()
-            if self._neighbour is not None and first is None:
-                self._neighbour.remove()
+            if self._network_mark is not None and first is None:
+                self._network_mark.remove()
         if first is not None:
             raise first
 
@@ -530,7 +524,7 @@ class Topics:
             raise StoreClosed(f"store {self._shown_path}")
 
     def check_writable(self, what: str) -> None:
-        """Raise `ReadOnlyStore` or `StoreClosed`."""
+        """Raise `ReadOnlyStore` or `StoreClosed` if the caller cannot do ``what``, for example "create a topic"."""
         self.check_open()
         if self.read_only:
             raise ReadOnlyStore(self._shown_path, what, self.read_only_why)

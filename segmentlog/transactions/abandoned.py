@@ -1,5 +1,5 @@
-"""Ends abandoned transactions: of dead processes, of clients that exceeded the time-out, and of producers that a crash
-interrupted.
+"""Ends abandoned transactions: those of dead processes, those that exceed their time-out, and those that lost their
+marker or state in a crash.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _IDLE_PAUSE_S: Final = 1.0
 
 
 class AbandonedTransactions:
-    """Ends transactions that no other process will end. One thread at a time works; a second one returns at once."""
+    """Ends transactions that their owners will not end. While a thread runs `finish`, other threads return at once."""
 
     def __init__(self, topics: Topics, names: NameLocks, log: TransactionLog, completer: TransactionCompleter) -> None:
         self._topics = topics
@@ -49,13 +49,12 @@ class AbandonedTransactions:
         self._finishing = False
 
     def finish(self, now_ms: int | None = None) -> float:
-        """Finish transactions that are decided, exceed their time-out, or belong to dead instances. Return the seconds
-        until the next call.
+        """Finish abandoned transactions, and return the seconds until the next call.
 
+        A transaction is abandoned if it is decided but incomplete, exceeds its time-out, or belongs to a dead instance.
         ``now_ms`` is monotonic, so a jump of the wall clock ends no transaction; None: read the clock for each
-        transaction. If a transaction cannot be finished, `errors` reports why, and the call continues with the other
-        transactions. It skips names and partitions that this process may not write: processes that may write them
-        finish their transactions.
+        transaction. If a transaction cannot be finished, `errors` has the reason, and the call continues with the other
+        transactions. It skips names and partitions that this process may not write; other processes finish these.
         """
         if self._topics.read_only or self._finishing:
             return _IDLE_PAUSE_S
@@ -92,8 +91,8 @@ class AbandonedTransactions:
         except (SegmentlogError, OSError) as error:
             if is_interrupt(error):
                 raise
-            if isinstance(error, PermissionError) and self._names.has_file(error.filename):
-                return  # the name belongs to another user, whose processes decide about it
+            if isinstance(error, PermissionError) and self._names.contains_path(error.filename):
+                return  # the name belongs to another user, whose processes finish its transaction
             errors[name] = str(error)
             if self.errors.get(name) != str(error):
                 logger.warning("producer %s: its transaction cannot be finished: %s; trying again", name, error)
@@ -126,11 +125,10 @@ class AbandonedTransactions:
             self._completer.decide(name, state, fd, fence=True)
 
     def _finish_orphan(self, log: Partition, seen: ProducerEntry, states: dict[str, TransactionState]) -> None:
-        """End a transaction that is open in a partition, but in no state of a name: a power cut has lost the marker, or
-        the state.
+        """End a transaction that is open in a partition, but not in the transaction log.
 
-        The caller must read ``states`` after it has found the transaction: the owner writes the state before the
-        records.
+        A power cut has lost its marker, or its state. The caller must read ``states`` after it has found the
+        transaction, because the owner writes the state before the records.
         """
         name = next((name for name, state in states.items() if state.producer_id == seen.producer_id), None)
         with contextlib.ExitStack() as stack:
@@ -146,20 +144,22 @@ class AbandonedTransactions:
             self._completer.restore_lost_marker(log, state or TransactionState(seen.producer_id, entry.epoch))
 
     def finish_orphan(self, log: Partition, producer_id: int) -> None:
-        """End the open transaction of a producer in a partition, if no state of a name has it open."""
+        """End the open transaction of a producer in a partition, if it is not open in the transaction log."""
         entry = log.producer(producer_id)
         if entry is not None and entry.transaction_offset >= 0:
             self._finish_orphan(log, entry, self._log.states())
 
     def _is_expired(self, state: TransactionState) -> bool:
-        """Return whether a client was away for so long that it gets a new producer id when it returns, as in Kafka."""
+        """Return whether a client has been idle for so long that its name can be deleted, as in Kafka."""
         return not state.is_open and self._topics.clock.steady_ms() - state.updated_ms > SERVER_NAME_EXPIRATION_MS
 
-    def delete_name(self, name: str, may: Callable[[TransactionState], bool] = lambda state: not state.is_open) -> None:
-        """Delete a name, unless its transaction is open or another process holds its lock."""
+    def delete_name(
+        self, name: str, is_deletable: Callable[[TransactionState], bool] = lambda state: not state.is_open
+    ) -> None:
+        """Delete a name, unless ``is_deletable`` rejects its state or another process holds its lock."""
         with contextlib.suppress(ProducerBusy), self._names.locked(name, wait_s=0.0):
             state = self._log.find(name)
-            if state is None or may(state):
+            if state is None or is_deletable(state):
                 if state is not None:
                     self._completer.confirm_markers(state)
                     self._log.write(name, None)

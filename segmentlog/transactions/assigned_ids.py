@@ -1,13 +1,13 @@
 """Producer ids that a server assigns to clients without a transactional id, and how it recognises them.
 
-An id carries the proof of its assignment, so that no list of assigned ids is kept:
+An id contains the proof that the server assigned it. So the server needs no list of assigned ids:
 
     bits 61-62   10, as in all of `CLIENT_IDS`
     bits 20-60   number: each process counts up from a random start
     bits  0-19   tag: BLAKE2b of the number and of the client's principal, keyed with the store's secret
 
-Any worker checks an id with that secret, also after a restart. The secret is a file of the store, and is shipped with
-it: after a restore or a takeover the new server recognises the ids that the old server assigned.
+Any worker can check an id with the secret, also after a restart. The secret is in a file of the store. It is shipped
+with the store, so after a restore or a takeover the new server recognises the ids that the old server assigned.
 
     @producer-ids   16 hex digits: XXH3-64 of the rest; a newline; JSON: {"secret": 64 hex digits}
 
@@ -45,7 +45,7 @@ _NUMBER_BITS: Final = 41
 _SECRET_BYTES: Final = 32
 _HASH_BYTES: Final = 17
 _CACHED_MAX: Final = 20_000
-"""Most cached results of checks. When it is exceeded, all are dropped: a client may send any number of ids."""
+"""Maximum number of cached results. When it is reached, all are dropped: a client may send any number of ids."""
 
 
 class _File(msgspec.Struct):
@@ -56,7 +56,7 @@ _decoder = msgspec.json.Decoder(_File)
 
 
 class AssignedIds:
-    """Assigns producer ids to the clients of a server, and checks them. Thread-safe; any process may have one."""
+    """Assigns producer ids to the clients of a server, and checks them. Thread-safe, and safe with other processes."""
 
     def __init__(self, topics: Topics) -> None:
         self._topics = topics
@@ -64,7 +64,7 @@ class AssignedIds:
         self._lock = ProcessLock(topics.fs, self._path + FILE_LOCK_SUFFIX)
         self._secret: bytes | None = None
         self._durable_secret: bytes | None = None
-        """The secret, once it is certainly on disk. No id is assigned before."""
+        """The secret, once it is certainly on disk. Before that, no id is assigned."""
         self._damaged: tuple[int, int, int] | None = None
         """Inode, size and time of modification of a file that was read and found damaged."""
         self._discard_parent_state()
@@ -86,10 +86,10 @@ class AssignedIds:
 
     def is_assigned(self, producer_id: int, principal: str) -> bool:
         """Return whether a server of this store assigned the id to this principal. Raises OSError."""
-        known = self._cached.get((producer_id, principal))
-        if known is None:
-            known = self._check(producer_id, principal)
-        return known
+        result = self._cached.get((producer_id, principal))
+        if result is None:
+            result = self._check(producer_id, principal)
+        return result
 
     def _check(self, producer_id: int, principal: str) -> bool:
         if producer_id not in CLIENT_IDS:
@@ -120,7 +120,7 @@ class AssignedIds:
             if self._secret is None:
                 self._damaged = version
                 logger.warning(
-                    "%s is damaged: producer ids that were assigned before are refused; restart the clients",
+                    "%s is damaged: the server rejects all producer ids that it has assigned; restart the clients",
                     self._path,
                 )
         return self._secret

@@ -50,11 +50,11 @@ class NameLocks:
                 pass
 
     def create_lease(
-        self, name: str, state: TransactionState, fence_fd: int, write_down: Callable[[], None]
+        self, name: str, state: TransactionState, fence_fd: int, save_state: Callable[[], None]
     ) -> ProducerLease:
         """Create the lease and the fence of an instance. The caller holds the name's lock.
 
-        ``write_down`` must save ``state`` durably; it is called once the fence is written.
+        ``save_state`` must save ``state`` durably. It is called after the fence is written.
         """
         files: list[int] = []
         path = self._lease_path(name, state)
@@ -62,7 +62,7 @@ class NameLocks:
             files.extend(starmap(open_lockable, ((self._fs, path, os.O_RDWR | os.O_CREAT),)))
             self._fs.flock(files[0], EXCLUSIVE)
             write_fence(self._fs, fence_fd, state.producer_id, state.epoch)
-            write_down()
+            save_state()
             files.extend(starmap(open_lockable, ((self._fs, f"{self._folder_of(name)}/fence", os.O_RDWR),)))
             return ProducerLease(self._fs, name, state, files[1], (files[0], path))
         except BaseException:
@@ -70,8 +70,8 @@ class NameLocks:
                 close_lockable(self._fs, fd)
             raise
 
-    def has_file(self, path: object) -> bool:
-        """Return whether ``path`` is the folder that contains all names, or a path below it."""
+    def contains_path(self, path: object) -> bool:
+        """Return whether ``path`` is the folder of all producer names, or a path inside it."""
         return isinstance(path, str) and f"{path}/".startswith(f"{self._folder}/")
 
     def _folder_of(self, name: str) -> str:
@@ -81,7 +81,7 @@ class NameLocks:
         return f"{self._folder_of(name)}/lease-{state.producer_id}-{state.epoch}"
 
     def is_alive(self, name: str, state: TransactionState) -> bool:
-        """Return whether the instance of the state has its lease. Removes the lease file of a dead instance."""
+        """Return whether the instance in ``state`` holds its lease. Removes the lease file of a dead instance."""
         path = self._lease_path(name, state)
         try:
             with opened_lockable(self._fs, path, os.O_RDONLY) as fd:  # works in another user's read-only store, too
@@ -91,7 +91,7 @@ class NameLocks:
         except FileNotFoundError:
             return False
         except (PermissionError, BlockingIOError):
-            return True  # locked, or not readable: the instance may live, and must not be aborted
+            return True  # locked or not readable: the instance may be alive, so its transaction must not be aborted
         if not self._read_only:
             with failures_ignored():
                 self._fs.unlink(path)

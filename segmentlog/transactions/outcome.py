@@ -1,6 +1,6 @@
 """Completes transactions: writes decisions and markers, and restores markers that a crash has lost.
 
-All of it happens under the lock of the producer's name. Any process can repeat steps that it finds incomplete.
+Every step needs the lock of the producer's name. Any process can repeat a step that it finds incomplete.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ logger = logging.getLogger("segmentlog")
 
 
 class TransactionCompleter:
-    """Writes decisions about transactions and their markers. Thread-safe under the locks of the names."""
+    """Writes decisions about transactions, and their markers. The caller must hold the lock of the producer's name."""
 
     def __init__(self, topics: Topics, log: TransactionLog) -> None:
         self._topics = topics
@@ -36,9 +36,9 @@ class TransactionCompleter:
     def decide(self, name: str, state: TransactionState, fence_fd: int, *, fence: bool) -> TransactionState:
         """Finish a decided transaction; abort an undecided one. The caller holds the name's lock.
 
-        ``fence``: fence the instance that has the transaction open. If its worker was killed during a commit, the
-        instance's repeated commit then raises `ProducerFenced`. Otherwise the instance could mistake this abort for the
-        answer to its commit.
+        ``fence``: fence the instance that has the transaction open. A server's worker may have been killed during a
+        commit of that instance. When the instance repeats the commit, it must get `ProducerFenced`, and must not
+        mistake this abort for the answer to its commit.
         """
         if state.status == "Ongoing":
             if fence:
@@ -51,7 +51,7 @@ class TransactionCompleter:
         return self.complete(name, state)
 
     def complete(self, name: str, state: TransactionState) -> TransactionState:
-        """Write the markers, then the completed state. Return the state, which stays open if a marker failed."""
+        """Write the markers, then the completed state. Return the state, which is still open if a marker failed."""
         committed = state.status == "PrepareCommit"
         unconfirmed_markers = {
             PartitionId(marker.topic_id, marker.partition): marker for marker in state.unconfirmed_markers
@@ -108,8 +108,7 @@ class TransactionCompleter:
     def _write_marker(self, log: Partition, state: TransactionState) -> UnconfirmedMarker | None:
         """Write the marker if the transaction is open in the partition.
 
-        Return the marker of a commit; the caller must assume that it is not on disk yet. Return None for an abort, and
-        without a marker.
+        Return the marker of a commit, which may not be on disk yet. Return None for an abort, or if there is no marker.
         """
         is_commit = self._outcome(log, state)
         epoch = log.epoch  # read before the marker is written: if it changes afterwards, the marker may be lost
@@ -132,7 +131,7 @@ class TransactionCompleter:
         self, producer_id: int, unconfirmed_markers: Iterable[UnconfirmedMarker]
     ) -> tuple[UnconfirmedMarker, ...]:
         """Return the markers that may not be on disk: not synced yet, or lost in a crash."""
-        left = []
+        unconfirmed = []
         for marker in unconfirmed_markers:
             partition = PartitionId(marker.topic_id, marker.partition)
             try:
@@ -141,14 +140,17 @@ class TransactionCompleter:
                 )
             except UnknownTopic:
                 continue
-            except StoreVersionError:  # a topic cannot be read now; it may be the marker's topic
+            except StoreVersionError:  # some topic cannot be read now, perhaps the marker's topic
                 is_confirmed = False
             if not is_confirmed:
-                left.append(marker)
-        return tuple(left)
+                unconfirmed.append(marker)
+        return tuple(unconfirmed)
 
     def confirm_markers(self, state: TransactionState) -> None:
-        """Sync the markers of commits, before the state that replaces them is overwritten."""
+        """Sync the commit markers of a state, before the state is overwritten.
+
+        Until they are on disk, the state replaces markers that a crash loses.
+        """
         for marker in self.find_unconfirmed(state.producer_id, state.unconfirmed_markers):
 
             def restore_and_flush(log: Partition) -> None:
@@ -159,7 +161,7 @@ class TransactionCompleter:
                 self._topics.on_partition(PartitionId(marker.topic_id, marker.partition), restore_and_flush)
 
     def restore_lost_marker(self, log: Partition, state: TransactionState) -> None:
-        """Write a marker that a crash has lost: a commit if the state says so, else an abort."""
+        """Write a marker that a crash has lost: for a commit if the state shows one, otherwise for an abort."""
         entry = log.producer(state.producer_id)
         is_commit = self._outcome(log, state)
         if entry is None or is_commit is None:
@@ -167,10 +169,13 @@ class TransactionCompleter:
         outcome = "committed" if is_commit else "aborted"
         name = f"{log.topic}/{log.number}"
         logger.info(
-            "%s: the transaction of producer %d is %s: a crash had lost its marker", name, state.producer_id, outcome
+            "%s: the transaction of producer %d is %s now: a crash had lost its marker",
+            name,
+            state.producer_id,
+            outcome,
         )
         offset = log.end_transaction(state.producer_id, max(state.epoch, entry.epoch), committed=is_commit)
-        if is_commit and offset is not None:  # after this call no state would replace a lost marker, so sync it now
+        if is_commit and offset is not None:  # no state replaces this marker if it is lost, so sync it now
             log.sync_upto(offset + 1, offset)
 
 

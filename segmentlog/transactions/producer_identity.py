@@ -1,4 +1,4 @@
-"""The identity that a producer uses in appends: producer id, epoch, sequence numbers, and its open transaction."""
+"""The identity of a producer in appends: producer id, epoch, sequence numbers, and its open transaction."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class ProducerIdentity:
         fork_safety.on_fork(self, "_discard_parent_state")
 
     def _draw_id(self) -> None:
-        """Choose a random id with 61 bits, which is unique without coordination."""
+        """Choose a random id of 61 bits: no two producers get the same id, although they do not coordinate."""
         self.producer_id, self.epoch = new_store_id(), 0
 
     @property
@@ -87,7 +87,7 @@ class ProducerIdentity:
             self._draw_id()
 
     def _check_usable(self) -> None:
-        if self._is_closed:  # a closed producer without this check could append: no fence stops it
+        if self._is_closed:  # without this check, a closed producer could append: no fence stops it
             raise StoreClosed(f"producer {self.label}")
         if self._is_foreign:
             raise StoreClosed.forked(f"producer {self.label}")
@@ -96,7 +96,7 @@ class ProducerIdentity:
 
     @interrupt_safe_context
     def sending(self, topic: str, partitions: Sequence[int]) -> Iterator[None]:
-        """Append the parts of one chunk within the block: all of them belong to the current transaction, or none."""
+        """Append the parts of one chunk within the block. All parts belong to the current transaction, or none does."""
         self._check_usable()
         with self._mutex:
             if self._transaction is not None:
@@ -104,7 +104,7 @@ class ProducerIdentity:
             yield
 
     def _add_partitions(self, logs: Iterable[Partition]) -> None:
-        """Record that the transaction writes to these partitions, before it does."""
+        """Record that the transaction includes these partitions, before it writes to them."""
         transaction = self._transaction
         assert transaction is not None
         named = {PartitionId(log.topic_id, log.number): log for log in logs}
@@ -122,12 +122,12 @@ class ProducerIdentity:
         return self._append(log, len(columns.values), lambda stamp: log.append_columns(columns, ack, create_ms, stamp))
 
     def append_batches(self, log: Partition, batches: Sequence[EncodedBatch], ack: Ack | None) -> int:
-        """Append encoded batches, as `append` does. Callers do not retry them."""
+        """Append encoded batches as `append` does. A caller must not repeat the call after an interrupt."""
         count = sum(batch.last_offset_delta + 1 for batch in batches)
         return self._append_once(log, count, lambda stamp: log.append_batches(batches, ack, stamp))
 
     def append_positions(self, log: Partition, columns: CheckedColumns) -> int:
-        """Append offsets of a group, as `append` does. A later commit contains other offsets, so it is not a retry."""
+        """Append offsets of a group as `append` does. A repeated call may have other offsets, so it is not a retry."""
         return self._append_once(log, len(columns.values), lambda stamp: log.append_columns(columns, None, None, stamp))
 
     def _append_once(self, log: Partition, count: int, append: Callable[[ProducerStamp], int]) -> int:
@@ -144,7 +144,7 @@ class ProducerIdentity:
             self._check_usable()
         transaction = self._transaction
         if transaction is not None and (log.topic_id, log.number) not in transaction.logs:
-            self._add_partitions([log])  # another topic got the name since `sending`
+            self._add_partitions([log])  # since `sending`, another topic may have got the name
         sequence = self._sequences.get(log)
         if sequence is None:
             sequence = (self.last_number(log) + 1) % SEQUENCE_END
@@ -188,7 +188,7 @@ class ProducerIdentity:
             self._transaction.failure = error
 
     def note_resume(self, topic: str, partitions: int) -> int:
-        """Return the topic's partition count at the first call for this name: see `Producer.note_resume`."""
+        """Return the partition count that the first call for this name has stored: see `Producer.note_resume`."""
         if self._lease is None:
             return partitions
         return self._transactions.note_resume(self._lease, topic, partitions)
@@ -197,7 +197,7 @@ class ProducerIdentity:
 
     @property
     def has_transactions(self) -> bool:
-        """Return whether the caller must append within `sending`, because the producer has or had transactions."""
+        """Return whether the producer has used transactions: then the caller must append within `sending`."""
         return self._has_transactions
 
     @property
@@ -234,7 +234,7 @@ class ProducerIdentity:
             raise SegmentlogError(f"producer {self.label} has no transaction open; begin one first")
 
     def sync_data(self) -> None:
-        """Sync the data of the transaction, one fsync for each partition. Raises the error of a record that failed."""
+        """Sync the records of the transaction, partition by partition. Raises the first error of the transaction."""
         transaction = self._transaction
         assert transaction is not None
         if transaction.failure is not None:
@@ -255,7 +255,7 @@ class ProducerIdentity:
             assert transaction is not None
             assert lease is not None
             try:
-                self.sync_data()  # again: another thread may have added records to the transaction since
+                self.sync_data()  # again: another thread may have sent more records of the transaction
             except (SegmentlogError, OSError) as error:
                 if is_interrupt(error):
                     raise
@@ -264,9 +264,8 @@ class ProducerIdentity:
                 raise TransactionAborted(self.label, str(error)) from error
             self._transaction = None
             if transaction.logs or note is not None:
-                lease.is_unresolved = (
-                    True  # until `commit` returns: the next transaction must not include these records
-                )
+                # Until `commit` returns: the next transaction must not include these records.
+                lease.is_unresolved = True
                 self._transactions.commit(lease, transaction.ends, note)
 
     def wait_shipped(self) -> None:
@@ -283,7 +282,7 @@ class ProducerIdentity:
                     self._transactions.abort(self._lease)
 
     def discard_transaction(self) -> None:
-        """Drop the transaction, because another process has decided its outcome."""
+        """Forget the transaction, because another process has decided its outcome."""
         with self._mutex:
             self._transaction = None
 

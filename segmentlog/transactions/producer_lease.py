@@ -1,4 +1,4 @@
-"""The lease of one instance of a named producer, and the fence that its appends must pass."""
+"""The lease of one instance of a named producer, and the fence that stops appends of older instances."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _DECISION_WAIT_S = 30.0
 
 
 class ProducerLease:
-    """One instance of a named producer: its id and epoch, its fence, and the lease that shows that it lives."""
+    """One instance of a named producer: its id and epoch, its fence, and the lease that shows that it is alive."""
 
     def __init__(self, fs: FileSystem, name: str, state: TransactionState, fence_fd: int, lease: tuple[int, str]):
         self.name = name
         self.state = state
         self.producer_id, self.epoch = state.producer_id, state.epoch
         self.is_unresolved = False
-        """Whether a decision was interrupted. The transaction log then shows what was decided."""
+        """Whether a decision was interrupted. Then only the transaction log shows what was decided."""
         self._fs = fs
         self._fence_fd = fence_fd
-        """Descriptor of the fence file: read before every append, and locked for decisions by one thread at a time."""
+        """Descriptor of the fence file, which is read before every append, and locked for every decision."""
         self._lease_fd, self._lease_path = lease
         self._expected_fence = _FENCE.pack(self.producer_id, self.epoch)
         fork_safety.on_fork(self, "_discard_parent_state")
@@ -93,12 +93,12 @@ def lock_fence(fs: FileSystem, name: str, fd: int, wait_s: float | None = None) 
 
 
 def write_fence(fs: FileSystem, fd: int, producer_id: int, epoch: int) -> None:
-    """Let only the appends of this producer id and epoch pass from now on. The caller holds the lock."""
+    """Write the fence: from now on, only this producer id and epoch may append. The caller holds the lock."""
     write_all(fs, fd, [_FENCE.pack(producer_id, epoch)], 0)
 
 
 def fenced_epoch(fs: FileSystem, fd: int, producer_id: int) -> int:
-    """Return the epoch that may pass the fence; -1 if the fence is for another producer id."""
+    """Return the epoch in the fence; -1 if the fence is for another producer id."""
     data = fs.pread(fd, _FENCE.size, 0)
     if len(data) != _FENCE.size:
         return -1

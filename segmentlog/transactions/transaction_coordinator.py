@@ -1,13 +1,13 @@
 """Named producers and their transactions: Kafka's transaction coordinator as a library, under file locks.
 
     @producers/<name>/fence              (producer id, epoch) of the newest instance; locked for every decision
-    @producers/<name>/lease-<id>-<epoch> locked by that instance for its life
+    @producers/<name>/lease-<id>-<epoch> locked by that instance as long as it is alive
     __transaction_state                  the last record of each name: `TransactionState`
 
-The status of a transaction goes from Empty to Ongoing, PrepareCommit and CompleteCommit, or over PrepareAbort to
-CompleteAbort. The record with PrepareCommit is the decision. It is written after the data is on disk, and is itself on
-disk before anything else is done. All later steps can be repeated by any process that finds them incomplete: the
-markers in the partitions, and the record with CompleteCommit. An abort needs no sync, as every undecided transaction is
+The status of a transaction is Empty, then Ongoing, then PrepareCommit and CompleteCommit, or PrepareAbort and
+CompleteAbort. The record with PrepareCommit is the decision. It is written after the data is on disk, and is itself
+synced before the next step. The later steps write the markers in the partitions, and the record with CompleteCommit.
+Any process that finds them incomplete can repeat them. An abort needs no sync, because every undecided transaction is
 aborted.
 
 A process that aborts the transaction of another instance first writes a newer epoch into the fence. Appends read the
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class Transactions:
-    """Coordinates the transactions of a store, together with all processes that have it open. Thread-safe."""
+    """Coordinates the transactions of a store. Thread-safe, and safe with other processes."""
 
     def __init__(self, topics: Topics) -> None:
         self._topics = topics
@@ -80,7 +80,7 @@ class Transactions:
             raise InvalidConfig(
                 "name",
                 name,
-                f"the name of a producer is a text that is not empty and does not start with {ANONYMOUS!r}",
+                f"a text that is not empty and does not start with {ANONYMOUS!r}",
             )
         return self._register(as_text("name", name), timeout_ms, secrets.randbelow(NAMED_ID_END))
 
@@ -125,9 +125,9 @@ class Transactions:
         self._log.compact_if_due()
 
     def note_resume(self, lease: ProducerLease, topic: str, partitions: int) -> int:
-        """Return the topic's partition count at the name's first ordered send.
+        """Return the partition count that was stored for a topic under this name.
 
-        The first call for a topic records ``partitions`` durably as this count.
+        The first call for a topic stores ``partitions``, durably.
         """
         topic_id = self._topics.topic(topic).id
         with lease.deciding():
@@ -137,13 +137,13 @@ class Transactions:
                 self._log.write(lease.name, lease.state, "durable")
             return lease.state.resume[topic_id]
 
-    # ------------------------------------------------------------ what the owner does
+    # ------------------------------------------------------------ transactions of the own producers
 
     def add_partitions(self, lease: ProducerLease, logs: Mapping[PartitionId, Partition]) -> None:
-        """Record the partitions of the transaction, before it writes to them."""
+        """Record that the transaction includes these partitions. The caller must not write to them before that."""
         with lease.deciding():
             state = lease.state
-            for log in logs.values():  # a transaction that a power cut left open must not become part of this one
+            for log in logs.values():  # first end a transaction that a power cut left open: it must not join this one
                 if log.last_stable_offset < log.log_end_offset:
                     self._completer.restore_lost_marker(log, state)
             if state.status != "Ongoing":
@@ -152,21 +152,21 @@ class Transactions:
                     state, status="Ongoing", started_ms=now_ms, started_up_ms=self._clock.monotonic_ms(),
                     updated_ms=now_ms, partitions=(), ends=(),
                 )  # fmt: skip
-            known = dict.fromkeys((*state.partitions, *logs))
+            partitions = dict.fromkeys((*state.partitions, *logs))
             unconfirmed_markers = self._completer.find_unconfirmed(state.producer_id, state.unconfirmed_markers)
-            state = replace(state, partitions=tuple(known), unconfirmed_markers=unconfirmed_markers)
+            state = replace(state, partitions=tuple(partitions), unconfirmed_markers=unconfirmed_markers)
             lease.is_unresolved = True
             self._log.write(lease.name, state)
             lease.state, lease.is_unresolved = state, False
 
     def commit(self, lease: ProducerLease, ends: Mapping[PartitionId, int], note: str | None = None) -> None:
-        """Decide to commit, durably. The data up to ``ends`` is on disk already; ``note`` is stored with the decision.
+        """Decide to commit, durably. The caller has synced the data up to ``ends``. The decision includes ``note``.
 
         Raises `ProducerFenced` if the transaction was aborted, `PartitionFailed` if it is unknown whether the decision
         survives a power cut.
         """
         state = lease.state
-        if state.status != "Ongoing":  # it wrote to no partition: do not keep the partitions of the last transaction
+        if state.status != "Ongoing":  # it has no partitions: drop those of the last transaction
             lease.state = state = replace(state, partitions=(), started_ms=self._clock.now_ms())
         self._end(lease, "PrepareCommit", tuple(ends.get(partition, 0) for partition in state.partitions), note)
 
@@ -190,9 +190,7 @@ class Transactions:
             lease.is_unresolved = lease.state.is_open
 
     def resolve_interrupted(self, lease: ProducerLease) -> None:
-        """Finish the transaction after an interrupt during its decision: as decided if the decision was written, else
-        abort it.
-        """
+        """Finish a transaction whose decision was interrupted. If no decision was written, abort the transaction."""
         with lease.deciding() as fd:
             state = self.states().get(lease.name, lease.state)
             if state.is_open:
@@ -202,7 +200,7 @@ class Transactions:
     # ------------------------------------------------------------ transactions of others
 
     def is_alive(self, name: str, state: TransactionState) -> bool:
-        """Return whether the instance of the state still has its lease."""
+        """Return whether the instance in ``state`` still holds its lease."""
         return self._names.is_alive(name, state)
 
     def finish(self, now_ms: int | None = None) -> float:
@@ -215,7 +213,7 @@ class Transactions:
         return self._abandoned.errors
 
     def abort_in_partition(self, log: Partition, producer_id: int) -> None:
-        """Abort the open transaction of a producer in a partition; if its name is known, in all partitions."""
+        """Abort the open transaction of a producer in a partition, and in all other partitions if a name has its id."""
         self._topics.check_writable("abort a transaction")
         states = self.states()
         name = next((name for name, state in states.items() if state.producer_id == producer_id), None)
@@ -223,10 +221,9 @@ class Transactions:
             self._abandoned.finish_orphan(log, producer_id)
 
     def abort_by_name(self, name: str) -> bool:
-        """Abort the open transaction of a name, and fence its instance. Return whether an undecided transaction was
-        open.
+        """Abort the open transaction of a name, and fence its instance. Return whether this call has decided it.
 
-        A transaction that is decided already is finished according to the decision.
+        A transaction that was decided before is completed as it was decided, and the call returns False.
         """
         self._topics.check_writable("abort a transaction")
         state = self.states().get(name)

@@ -1,10 +1,10 @@
-"""The topic ``__transaction_state``: the last record of a name is the state of that named producer.
+"""The topic ``__transaction_state``. The last record with the key of a name is the state of that named producer.
 
 key    MessagePack array: version (2), name
 value  MessagePack array: `TransactionState`; null: deleted
 
-A state refers to topics by id. So a transaction continues in a renamed topic, and does not apply to another topic that
-got the name. Records of version 1 (format 1 of the store) contain names instead. Each name stands for the id that its
+A state refers to topics by id. So a transaction continues in a renamed topic, and does not affect a new topic of the
+old name. Records of version 1 (format 1 of the store) contain names instead of ids. Each name means the id that its
 topic got in the upgrade.
 """
 
@@ -40,18 +40,18 @@ Status = Literal["Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteC
 
 
 class UnconfirmedMarker(msgspec.Struct, frozen=True, array_like=True):
-    """A commit marker that may not be on disk yet. If a crash loses the marker, this entry replaces it."""
+    """A commit marker that may not be on disk yet. If a crash loses the marker, this entry still shows the commit."""
 
     topic_id: str
     partition: int
     offset: int
-    """Offset of the marker, or a higher one: if its writer died, the end of the log when the marker was found."""
+    """Offset of the marker. If its writer died, a later offset: the last of the log when the marker was found."""
     epoch: int
-    """Epoch of the partition when the marker was written. While it is the same, nothing was lost."""
+    """Epoch of the partition when the marker was written. While the epoch is the same, the marker is not lost."""
 
 
 class TransactionState(msgspec.Struct, frozen=True, array_like=True):
-    """The state of a named producer, as in the last record of its name."""
+    """The state of a named producer: the value of the last record of its name."""
 
     producer_id: int
     epoch: int
@@ -64,24 +64,22 @@ class TransactionState(msgspec.Struct, frozen=True, array_like=True):
     """Partitions of the open transaction, or of the last one."""
     unconfirmed_markers: tuple[UnconfirmedMarker, ...] = ()
     previous_id: int = -1
-    """The producer id that the name had before it ran out of epochs."""
+    """Former producer id of the name, which ran out of epochs; -1 if there was none."""
     resume: dict[str, int] = {}
-    """Partition counts of topics, by id, at the start of a job that must be able to resume with the same partitions."""
+    """Partition counts of topics, by id, that `Producer.note_resume` has stored under the name."""
     ends: tuple[int, ...] = ()
-    """For a commit: the offset after its last record, for each of ``partitions``. Later records belong to another
-    transaction."""
+    """For a commit: the offset after its last record, for each of ``partitions``. It does not include later records."""
     note: str | None = None
-    """Metadata of the last commit, stored atomically with it. For a client of a server: the reason why its last commit
-    failed and was aborted; None after every other outcome."""
+    """Metadata of the last commit. For a client of a server: why its last commit was aborted; None if it was not."""
     started_up_ms: int = 0
-    """Monotonic clock at the first append; the time-out is measured from it. Times of an earlier boot do not matter, as
-    all producers of that boot are dead."""
+    """Monotonic clock at the first append, from which the time-out is measured. A time from an earlier boot does not
+    matter, because all producers of that boot are dead."""
     is_server_name: bool = False
     """Whether the name belongs to a client of a server: see `transactions.server_transactions`."""
     last_epoch: int = -1
-    """For a client of a server: the epoch of the transaction that is decided or being decided; -1 if there is none yet.
+    """For a client of a server: the epoch of the transaction whose end has begun; -1 before that.
 
-    If a client got a new ``epoch`` for its former epoch (KIP-360), this is the former epoch."""
+    If the client got ``epoch`` in exchange for its former epoch (KIP-360): that former epoch."""
     epochs: tuple[int, ...] = ()
     """For a client of a server: the epoch of each of ``partitions`` when it became part of the transaction. If a
     partition's epoch has changed, a crash may have lost records of the transaction."""
@@ -96,11 +94,11 @@ class TransactionState(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def is_writable(self) -> bool:
-        """Return whether a transaction is open, and its end has not begun."""
+        """Return whether a transaction is open and accepts records: its end has not begun."""
         return self.status == "Ongoing" and self.last_epoch < 0
 
     def has_decided_commit(self, partition: PartitionId) -> bool:
-        """Return whether a commit of records in this partition is decided. All these records are on disk then."""
+        """Return whether a commit with records in this partition is decided. If so, all these records are on disk."""
         return (
             self.status == "PrepareCommit" and dict(zip(self.partitions, self.ends, strict=True)).get(partition, 0) > 0
         )
@@ -108,8 +106,8 @@ class TransactionState(msgspec.Struct, frozen=True, array_like=True):
     def outcome_of(self, partition: PartitionId, entry: ProducerEntry) -> bool | None:
         """Return the outcome of the producer's open transaction in a partition: True for commit, False for abort.
 
-        None: it is undecided, and only its owner may decide. After a power cut, markers and states may be lost although
-        later writes to other files survived.
+        None: the transaction is undecided, and only its owner may decide. Every combination of state and records is
+        possible: a power cut may lose a marker or a state, but keep later writes to other files.
         """
         first_offset = entry.transaction_offset
         if any(
@@ -125,7 +123,7 @@ class TransactionState(msgspec.Struct, frozen=True, array_like=True):
         return False
 
     def is_overdue(self, up_ms: int) -> bool:
-        """Return whether the transaction has exceeded its time-out at ``up_ms`` (monotonic)."""
+        """Return whether the transaction has exceeded its time-out at the monotonic time ``up_ms``."""
         if self.is_server_name and self.started_up_ms > up_ms:
             return up_ms > self.timeout_ms  # it began before this boot
         return 0 < self.started_up_ms < up_ms - self.timeout_ms
@@ -137,7 +135,7 @@ class TransactionState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TransactionLog:
-    """A view of the topic, which reads the new records at each call. Thread-safe."""
+    """The states of all names, in memory. Each call first reads the new records of the topic. Thread-safe."""
 
     def __init__(self, topics: Topics) -> None:
         self._topics = topics
@@ -265,13 +263,13 @@ class TransactionLog:
         return self._log
 
     def wait_shipped(self) -> None:
-        """Return once all durable decisions, and the data that they concern, are in the object store."""
+        """Return once all durable decisions and their data are in the object store."""
         log = self._find_log(create=True)
         assert log is not None
         log.wait_shipped(log.durable_offset)
 
     def sync(self) -> None:
-        """Sync all records that were read so far, including those of other processes."""
+        """Sync all records that this view has read, including those of other processes."""
         with self._mutex:
             if self._log is not None:
                 self._log.sync_upto(self._position)
@@ -302,7 +300,7 @@ def encode_key(name: str, version: int = _VERSION) -> bytes:
 
 
 def encode_state(state: TransactionState) -> bytes:
-    """Return the value of a record. States of the library omit the fields that only clients of a server need."""
+    """Return the record value of a state. For a producer of the library, omit the fields of clients of a server."""
     if state.is_server_name:
         return msgspec.msgpack.encode(state)
     return msgspec.msgpack.encode(msgspec.structs.astuple(state)[:_LOCAL_FIELDS])

@@ -16,13 +16,13 @@ from segmentlog.config import EXPIRES_HEADER
 from segmentlog.log.partition import Partition
 from segmentlog.tables.key_statistics import (
     KEYLESS,
+    NO_SEPARATOR,
     REST,
-    WITHOUT,
     GroupName,
     KeyGroup,
     KeyStatistics,
-    before_separator,
-    first_bytes,
+    group_by_length,
+    group_by_separator,
 )
 
 PLENTY = 1 << 20
@@ -47,7 +47,7 @@ def expected_groups(
     for one in below:
         name: GroupName = KEYLESS
         if one.key is not None:
-            name = one.key.split(separator)[0] if separator in one.key else WITHOUT
+            name = one.key.split(separator)[0] if separator in one.key else NO_SEPARATOR
         size = len(one.key or b"") + len(one.value or b"")
         stays = one.offset in kept
         groups[name].add(KeyGroup(1, stays, stays and one.value is None, size, 0 if stays else size))
@@ -85,7 +85,7 @@ def test_groups_are_those_of_a_plain_loop(tmp_path: Path, seed: int, buffer_byte
                 ],
             )
         log.trim(rng.choice((0, 3, 45)))
-        statistics = KeyStatistics(before_separator(b":"), buffer_bytes=buffer_bytes)
+        statistics = KeyStatistics(group_by_separator(b":"), buffer_bytes=buffer_bytes)
         statistics.count(log, NOW_MS)
         expected = expected_groups(records_of(log), sealed_end(log), b":", keep_last, NOW_MS, ttl_ms)
         assert statistics.groups == expected
@@ -109,7 +109,7 @@ def test_what_was_compacted_before_counts_too(tmp_path: Path) -> None:
         log.roll()
 
         def counted() -> dict[GroupName, KeyGroup]:
-            statistics = KeyStatistics(before_separator(b":"), buffer_bytes=PLENTY)
+            statistics = KeyStatistics(group_by_separator(b":"), buffer_bytes=PLENTY)
             statistics.count(log, clock.now_ms())
             return statistics.groups
 
@@ -129,7 +129,7 @@ def test_the_active_segment_and_young_records_are_left_out(tmp_path: Path) -> No
             log.roll()
         log.append([b"v"], keys=[b"k:1"])
         for now_ms, count in ((NOW_MS, 1), (NOW_MS + 1000, 3)):
-            statistics = KeyStatistics(before_separator(b":"), buffer_bytes=PLENTY)
+            statistics = KeyStatistics(group_by_separator(b":"), buffer_bytes=PLENTY)
             statistics.count(log, now_ms)
             assert statistics.total() == KeyGroup(count, 1, 0, 4 * count, 4 * (count - 1))
 
@@ -140,12 +140,12 @@ def test_prefixes_of_a_length_and_one_group_too_many(tmp_path: Path) -> None:
         log = store.create_topic("t", cleanup_policy="compact").partition(0)
         log.append([b""] * 5, keys=[b"abc", b"abd", b"a", b"xyz", b"uvw"])
         log.roll()
-        statistics = KeyStatistics(first_bytes(2), buffer_bytes=PLENTY)
+        statistics = KeyStatistics(group_by_length(2), buffer_bytes=PLENTY)
         statistics.count(log, NOW_MS)
         assert {name: group.records for name, group in statistics.groups.items()} == {
             b"ab": 2, b"a": 1, b"xy": 1, b"uv": 1,
         }  # fmt: skip
-        few = KeyStatistics(first_bytes(2), buffer_bytes=PLENTY, max_groups=2)
+        few = KeyStatistics(group_by_length(2), buffer_bytes=PLENTY, max_groups=2)
         few.count(log, NOW_MS)
         assert {name: group.records for name, group in few.groups.items()} == {b"ab": 2, b"a": 1, REST: 2}
 
@@ -157,6 +157,6 @@ def test_a_key_with_more_versions_than_the_map_has_room_for(tmp_path: Path) -> N
         for _ in range(8):
             log.append([b"v"] * 10, keys=[b"k"] * 10)
         log.roll()
-        statistics = KeyStatistics(before_separator(b":"), buffer_bytes=1)
+        statistics = KeyStatistics(group_by_separator(b":"), buffer_bytes=1)
         statistics.count(log, NOW_MS)
-        assert statistics.groups == {WITHOUT: KeyGroup(80, 50, 0, 160, 60)}
+        assert statistics.groups == {NO_SEPARATOR: KeyGroup(80, 50, 0, 160, 60)}

@@ -179,7 +179,7 @@ def test_what_lies_there_is_listed_checked_and_tidied(shell: Shell) -> None:
     assert "the object is 1 bytes shorter than expected" in error
     object_.unlink()
     (problem,) = shell.json("objects", "verify", shell.url, status=3)
-    assert "gone" in str(problem["problem"])
+    assert "missing" in str(problem["problem"])
     assert object_.name in shell.run("restore", shell.url, str(shell.folder / "copy"), status=1)[1]
 
 
@@ -354,7 +354,7 @@ def test_options_that_make_no_sense(shell: Shell) -> None:
     broken = shell.folder / "broken"
     broken.write_text("words 0\n")
     for arguments, words in (
-        (("--at", "-1h", "--offsets", "-"), "cannot be combined"),
+        (("--at", "-1h", "--offsets", "-"), "exclude each other"),
         (("--at", "17"), "--at: give a time"),
         (("--at", "yesterday"), "is not an offset or a time"),
         (("--offsets", "nowhere"), "No such file"),

@@ -180,7 +180,7 @@ common.prepare_process()
 common.end_loading()
 try:
     make = {"dropped": Dropped, "collected": Collected}[sys.argv[2]]
-    with common.stoppable() if sys.argv[3] == "twice" else common.contextlib.nullcontext():
+    with common.collect_signals() if sys.argv[3] == "twice" else common.contextlib.nullcontext():
         if sys.argv[3] == "twice":
             os.kill(os.getpid(), int(sys.argv[1]))  # the first one asks, the next one interrupts
             time.sleep(0.01)

@@ -429,7 +429,8 @@ def test_files_that_change_faster_than_they_are_looked_at_are_no_damage(
         (str(batch.path), batch.position)
     ]
     assert [one.what for one in found if one.path == str(folder)] == [
-        "it changed during each of 10 inspections, so findings of the last one only are not reported; inspect it again"
+        "it changed during each of 10 inspections; findings that only the last inspection had are not reported; inspect"
+        " it again"
     ]
 
 

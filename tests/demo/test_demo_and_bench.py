@@ -166,7 +166,7 @@ def test_without_spark_its_steps_are_left_out(
 def test_the_plot_shows_every_flight(tmp_path: Path) -> None:
     """The picture is made of the hours that plain Python finds; one that a flight is missing from fails."""
     flights = demo_flights.load_flights(limit=2_000)
-    hours, said = demo_spark.hours_of(flights), list[str]()
+    hours, said = demo_spark.compute_hours(flights), list[str]()
     assert sum(hour.flights for hour in hours.values()) == 2_000
     path = tmp_path / "delays.png"
     demo_spark._plot(hours, 2_000, path, said.append)

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import os
+import random
+from collections import Counter
 
 import cramjam
+import lz4.block
 import pytest
+from seeds import seeds
 
 from segmentlog.config import TopicConfig
 from segmentlog.errors import InvalidConfig
 from segmentlog.format.batch import CODEC_MASK
-from segmentlog.format.batch_codecs import BY_NUMBER, CODEC_NAMES, CODEC_NONE, CODECS, Codec, codec_name, compression
+from segmentlog.format.batch_codecs import (
+    BY_NUMBER,
+    CODEC_LZ4,
+    CODEC_NAMES,
+    CODEC_NONE,
+    CODECS,
+    Codec,
+    codec_name,
+    compression,
+)
 
 RAW = b'{"page": "/home", "user": 17}' * 400
 
@@ -40,6 +53,55 @@ def test_what_is_compressed_comes_back(codec: Codec) -> None:
             assert isinstance(packed, bytes)
             assert bytes(codec.decompress(memoryview(packed), len(raw))) == raw
     assert len(compression(codec.name).compress(RAW)) < len(RAW) // 10
+
+
+def test_lz4_with_a_size_before_the_block_is_refused() -> None:
+    """The size that python-lz4 and cramjam can store before a block is not part of it: other readers refuse it."""
+    codec = BY_NUMBER[CODEC_LZ4]
+    for raw in (b"x", b"abcd" * 50, RAW, os.urandom(3000), bytes(70_000)):
+        block = lz4.block.compress(raw, store_size=False)
+        assert bytes(codec.decompress(memoryview(block), len(raw))) == raw
+        with pytest.raises(ValueError, match="size precedes"):
+            codec.decompress(memoryview(lz4.block.compress(raw, store_size=True)), len(raw))
+
+
+@pytest.mark.parametrize("value", [0, 1, 7, 200, 255])
+def test_lz4_that_begins_like_its_size_is_read(value: int) -> None:
+    """So many equal bytes that their block begins with their number: one literal, then a match at offset 1."""
+    raw = bytes([value]) * (0x1001F + (value << 8))
+    block = lz4.block.compress(raw, store_size=False)
+    assert int.from_bytes(block[:4], "little") == len(raw)
+    assert bytes(BY_NUMBER[CODEC_LZ4].decompress(memoryview(block), len(raw))) == raw
+
+
+@pytest.mark.parametrize("seed", seeds("lz4 blocks"))
+def test_lz4_blocks_are_read_as_by_another_decoder(seed: int) -> None:
+    """Valid blocks, blocks after a size, blocks with a wrong bit, and noise are read as by python-lz4."""
+    rng = random.Random(seed)
+    accepted: Counter[bool] = Counter()
+    for _ in range(2000):
+        raw = bytes(rng.choices(b"abc\0\1", k=rng.randrange(1, 200)))
+        block = bytearray(lz4.block.compress(raw, store_size=False))
+        match rng.randrange(4):
+            case 0:
+                block[:0] = (len(raw) + rng.choice((-1, 0, 0, 1))).to_bytes(4, "little")
+            case 1:
+                block[rng.randrange(len(block))] ^= 1 << rng.randrange(8)
+            case 2:
+                block = bytearray(rng.randbytes(rng.randrange(1, 12)))
+        try:
+            wanted = lz4.block.decompress(bytes(block), uncompressed_size=len(raw))
+        except lz4.block.LZ4BlockError:
+            wanted = b""
+        try:
+            found = bytes(BY_NUMBER[CODEC_LZ4].decompress(memoryview(block), len(raw)))
+        except ValueError:
+            found = b""
+        # A reader refuses a batch that decompresses to another size than its header says.
+        is_whole = len(wanted) == len(raw)
+        assert (found == wanted) if is_whole else len(found) != len(raw), block.hex()
+        accepted[is_whole] += 1
+    assert min(accepted[True], accepted[False]) > 100
 
 
 @compressing

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import resource
 import struct
 import tracemalloc
+from pathlib import Path
 from typing import Any
 
 import cramjam
@@ -18,6 +20,7 @@ from hypothesis import strategies as st
 from wire import CODECS, NOW_MS, Sent, encoded, foreign, forged, read_foreign, sent, stored
 
 from segmentlog.errors import CorruptBatch, InvalidWireBatch, RecordTooLarge
+from segmentlog.format import wire_codecs
 from segmentlog.format.batch import HEADER_SIZE, KAFKA_LAYOUT, LOG_APPEND_TIME, PLACE_SIZE, WIRE_HEADER_SIZE
 from segmentlog.format.examine import IntactBatch, examine_segment
 from segmentlog.format.stored_batch import read_stored_batch
@@ -478,3 +481,20 @@ def test_names_of_headers_that_are_no_utf8() -> None:
     assert isinstance(batch, WireRecordBatch)
     assert batch.headers == [(("\ufffd\ufffd", b"x"),)]
     assert bytes(batch.payload)[PLACE_SIZE:] == data[PLACE_SIZE:]
+
+
+def test_room_that_is_not_used_takes_no_memory() -> None:
+    """The buffer for decompressed records may be much larger than the records."""
+
+    def memory_bytes() -> int:
+        fields = Path("/proc/self/statm").read_text().split()
+        return int(fields[1]) * resource.getpagesize()
+
+    def decode(stored: memoryview, buffer: Any) -> int:
+        assert len(buffer) == room + PADDING
+        assert memory_bytes() - before < room // 4
+        buffer[: len(stored)] = stored
+        return len(stored)
+
+    room, before = 256 << 20, memory_bytes()
+    assert wire_codecs._into(decode, memoryview(b"records"), room, room) == b"records" + bytes(PADDING)

@@ -136,7 +136,7 @@ def test_what_is_accepted_is_read(
         records += told.next_offset - told.base_offset
         try:
             (found,) = log.read(told.base_offset)
-            assert read(found, lambda one: list(rows.of([one]))) == told.next_offset - told.base_offset
+            assert read(found, lambda one: list(rows.convert([one]))) == told.next_offset - told.base_offset
         except Exception as error:
             raise AssertionError(f"accepted, and not read: {made.hex()}") from error
     with capsys.disabled():

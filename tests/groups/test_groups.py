@@ -919,6 +919,7 @@ def test_members_killed_at_any_moment(store: LogStore, start: Callable[..., _Pro
     wait_until(done)
     wait_until(lambda: set().union(*(_records(process) for process in every)) >= _all(ends))
     for process in alive:
+        wait_until(partial(process.lines, "joined"))  # from then on it has a handler for the signal
         assert process.stop() == 0
     _check_history(every)
 

@@ -252,8 +252,8 @@ def _merge_meanwhile(path: Path, calls: int) -> bool:
     keys.append([b"y"], [b"a"])
     scrubber = store._topics.background._scrubber
     assert scrubber is not None
-    assert scrubber._next_segment(0)
-    assert scrubber._next_segment(0)
+    assert scrubber._open_next_segment(0)
+    assert scrubber._open_next_segment(0)
     assert len(scrubber._segments) == 4
     assert scrubber._current is None
     files.then, files.calls_left = lambda: scrub_round(store), calls
@@ -313,7 +313,7 @@ def test_goes_on_after_an_error(tmp_path: Path) -> None:
     scrub_round(store)
     report = store.scrub_report()
     assert len(report.findings) == 1
-    assert "the disk cannot read it" in report.findings[0].what
+    assert "the disk cannot read these bytes" in report.findings[0].what
     assert report.rounds == 1
     for method in ("pread", "open", "fstat", "listdir", "stat"):
         rounds = store.scrub_report().rounds

@@ -25,7 +25,7 @@ from segmentlog.inspection.split_inspection import (
     inspect_job,
     list_segment_jobs,
     pack,
-    split,
+    split_jobs,
     unpack,
 )
 from segmentlog.inspection.store_inspection import inspect_store
@@ -87,7 +87,7 @@ def test_what_is_packed_comes_back(
 def test_shares(sizes: list[int], workers: int) -> None:
     """Every segment is in one share, each worker has a share, and the shares are of similar size."""
     jobs = [SegmentJob(f"{number}.log", 0, None, size) for number, size in enumerate(sizes)]
-    shares = split(jobs, workers)
+    shares = split_jobs(jobs, workers)
     assert sorted(job.path for share in shares for job in share) == sorted(job.path for job in jobs)
     assert len(shares) == min(len(jobs), max(workers, sum(sizes) // (64 * MIB)))
     if any(sizes):
@@ -108,7 +108,7 @@ def test_what_is_known_is_not_read_again(tmp_path: Path) -> None:
         assert list(inspect_store(str(tmp_path / "store"), "t", inspect=known, tally=told)) == []
         assert list(inspect_store(str(tmp_path / "store"), "t", tally=alone)) == []
         assert told.counts() == alone.counts()
-    assert known.inspected_here == 0
+    assert known.inspected_locally == 0
 
 
 def append(folder: Path) -> None:
@@ -141,7 +141,7 @@ def test_what_has_changed_is_looked_at_again(tmp_path: Path, change: Callable[[P
     known = known_segments(store)
     change(folder)
     assert findings(store, known) == list(inspect_store(str(store), "t"))
-    assert known.inspected_here > 0
+    assert known.inspected_locally > 0
 
 
 def test_a_segment_that_is_gone_is_nobodys_finding(tmp_path: Path) -> None:

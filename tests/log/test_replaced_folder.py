@@ -98,7 +98,7 @@ def test_background_work_of_the_old_one(tmp_path: Path) -> None:
     now_ms = int(time.time() * 1000) + 30 * 86_400_000
     with segmentlog.open(path, background=False) as other:
         other.alter_topic("t", retention_ms=-1)
-    store._topics.background._rolled.add(("t", 0))  # type: ignore[arg-type]
+    store._topics.background._newly_sealed.add(("t", 0))  # type: ignore[arg-type]
     store._topics.background.retention_tick(now_ms)
     store._topics.background.cleaner_tick(now_ms)
     store._topics.background.flush_tick()

@@ -42,6 +42,7 @@ from segmentlog.objects.manifest.garbage_collection import sweep
 from segmentlog.objects.upload.shipper import Shipper
 from segmentlog.records import TopicPartition
 from segmentlog.testing.fault_injection import Died
+from segmentlog.topics.topic_registry import Topics
 
 GRACE_MS = 50
 _TOPIC = {"segment_bytes": 700, "index_interval_bytes": 100}
@@ -61,9 +62,12 @@ class Broken(AssertionError):
     """A promise was broken."""
 
 
-def make_shipper(*args: Any, **options: Any) -> Shipper:
-    """One without threads."""
-    return Shipper(*args, interval_ms=10, grace_ms=GRACE_MS, parallel=0, **options)
+def make_shipper(topics: Topics, *args: Any, **options: Any) -> Shipper:
+    """Return a shipper without threads. Every second machine grants offsets on request."""
+    on_request = sum(os.path.basename(topics.path).encode()) % 2 == 1
+    return Shipper(
+        topics, *args, interval_ms=10, grace_ms=GRACE_MS, parallel=0, grants_on_request=on_request, **options
+    )  # fmt: skip
 
 
 class Trial:
@@ -518,7 +522,12 @@ class Trial:
             if log.shipped_offset != log.log_end_offset:
                 self.note("error", owner.label, f"{log} is shipped up to {log.shipped_offset} only")
             values, keys = self.records(log, 1)
-            self._appended(owner, log, log.append(values, keys), values)
+            try:
+                offset = log.append(values, keys)
+            except OffsetGrantExhausted:  # the first append since a takeover requests offsets
+                owner.shipper.ship()
+                offset = log.append(values, keys)
+            self._appended(owner, log, offset, values)
             log.flush()
         owner.observe()
         owner.shipper.ship()

@@ -31,7 +31,7 @@ from objects.s3_servers import BUCKET, KEY_ID, OTHER_KEY_ID, REGION, SECRET, S3S
 from waiting import wait_until
 
 import segmentlog
-from segmentlog.errors import InvalidConfig, ObjectStoreError
+from segmentlog.errors import ConditionIgnored, InvalidConfig, ObjectStoreError
 from segmentlog.log.partition import Partition
 from segmentlog.objects.bucket.base import ObjectMissing, PreconditionFailed
 from segmentlog.objects.bucket.cloud_bucket import CloudBucket
@@ -345,7 +345,7 @@ def test_a_server_that_takes_no_notice_of_conditions_is_refused(
 ) -> None:
     """Before anything relies on them: it would let two owners write over each other."""
     failing.ignores = ignores
-    with pytest.raises(ObjectStoreError, match="ignores conditional writes") as caught:
+    with pytest.raises(ConditionIgnored, match="ignores conditional writes") as caught:
         bucket.compare_and_swap("m", b"1", None)
     assert not caught.value.retriable
 

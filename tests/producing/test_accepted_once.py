@@ -164,7 +164,7 @@ def test_a_log_handler_judges_when_a_line_is_logged(
     try:
         logger.error("first")
         assert handler.flush_within(30)
-        with handler._turn:  # the handler's thread waits
+        with handler._append_lock:  # the handler's thread waits
             logger.error("full disk")
             old = logging.makeLogRecord({"name": logger.name, "msg": "old", "levelno": 40, "levelname": "ERROR"})
             old.created -= 5 * _LIMIT_MS / 1000

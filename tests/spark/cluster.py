@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import pyspark
 
-from segmentlog.spark.java import find_java, launch_home
+from segmentlog.spark.java import create_launch_home, find_java
 from segmentlog.testing.ports import free_ports
 
 _PATIENCE_S = 90.0
@@ -36,7 +36,7 @@ def cluster(folder: Path, workers: int, environment: Mapping[str, str]) -> Itera
     common = {
         **{name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "AWS_"))},
         **environment,
-        "JAVA_HOME": str(launch_home(find_java())),
+        "JAVA_HOME": str(create_launch_home(find_java())),
         "SPARK_HOME": str(home),
         "SPARK_DAEMON_MEMORY": "128m",
         "SPARK_LOCAL_IP": "127.0.0.1",

@@ -27,7 +27,7 @@ from segmentlog.spark.pipelines.aggregate import (
     parse_aggregate,
 )
 from segmentlog.spark.pipelines.json_columns import NotJson
-from segmentlog.spark.pipelines.pipeline_queries import Incremental, interval
+from segmentlog.spark.pipelines.pipeline_queries import Incremental, parse_interval
 from segmentlog.spark.spark_errors import SparkFailed
 
 TEN = datetime(2013, 1, 1, 10, tzinfo=UTC)
@@ -209,14 +209,14 @@ def test_aggregates_that_are_none(wrong: str) -> None:
 
 def test_intervals() -> None:
     """Short forms become Spark's; Spark's own stay."""
-    assert [interval(one) for one in ("1h", "1h30m", "1 day")] == [
+    assert [parse_interval(one) for one in ("1h", "1h30m", "1 day")] == [
         "3600000 milliseconds",
         "5400000 milliseconds",
         "1 day",
     ]
     for wrong in ("0s", "-1"):
         with pytest.raises(InvalidConfig):
-            interval(wrong)
+            parse_interval(wrong)
 
 
 def test_bad_input(spark: SparkSession, tmp_path: Path) -> None:

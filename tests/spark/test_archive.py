@@ -236,7 +236,7 @@ def test_trim(spark: SparkSession, base: Path) -> None:
     good = path.read_bytes()
     harmed = bytearray(good)
     harmed[len(good) // 2] ^= 1
-    for data, why in ((harmed, "checksum differs"), (good[:-1], "bytes and had"), (None, "missing")):
+    for data, why in ((harmed, "checksum differs"), (good[:-1], "bytes, and had"), (None, "missing")):
         path.unlink()
         if data is not None:
             path.write_bytes(data)
@@ -318,7 +318,7 @@ def test_folders_that_will_not_do(spark: SparkSession, base: Path) -> None:
     store = str(base / "store")
     with pytest.raises(SegmentlogError, match=r"^s3://bucket/x: it must be a folder of a file system"):
         archive(spark, store, "t", "s3://bucket/x")
-    with pytest.raises(SegmentlogError, match="not empty and holds no archive"):
+    with pytest.raises(SegmentlogError, match="not empty and contains no archive"):
         archive(spark, store, "t", store)
     with pytest.raises(UnknownTopic):
         archive(spark, store, "none", str(base / "new"))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import segmentlog
-from segmentlog.spark.spark_errors import SparkFailed, explained, reason_of
+from segmentlog.spark.spark_errors import SparkFailed, explain_spark_errors, reason_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -54,9 +54,9 @@ READS: list[tuple[dict[str, Any], str]] = [
     ({"startingTimestamp": "99999999999999"}, "t/0 has no record at or after that time"),
     ({"subscribe": None, "assign": '{"t": [7]}'}, "topic 't': it has no partition 7, only 0 to 1"),
     ({"maxOffsetsPerTrigger": "5"}, "an option of spark.readStream; leave it out of a batch read"),
-    ({"schema": "value int"}, "the schema asks for column 'value' as int; it must be binary or string"),
+    ({"schema": "value int"}, "column 'value' of the schema has type int; it must be binary or string"),
     ({"schema": "value string"}, "the value at t/0 offset 1 is not UTF-8 text; read it as binary"),
-    ({"schema": "value binary, value binary"}, "the schema asks for column 'value' 2 times"),
+    ({"schema": "value binary, value binary"}, "the schema has column 'value' 2 times"),
     ({"kafka.bootstrap.servers": "b:9092"}, "segmentlog has no broker; set the option compatible = true"),
     ({"invalidText": "drop"}, "one of error, null, replace"),
     (
@@ -115,9 +115,9 @@ ROWS: list[tuple[str, dict[str, Any], str]] = [
     ("'x' AS value", {"path": "/nowhere/at/all"}, "/nowhere/at/all: there is no such folder on host"),
     ("'x' AS value", {"mode": "overwrite"}, "mode = 'overwrite' is not valid: append"),
     ("'x' AS value", {"topics": "t"}, "there is no such option; did you mean topic?"),
-    ("1 AS value", {}, "the data has column 'value' as int; it must be binary or string"),
+    ("1 AS value", {}, "column 'value' of the data has type int; it must be binary or string"),
     ("'x' AS value, 1 AS id", {}, "a record cannot hold the column 'id'"),
-    ("'x' AS value, map('a', 'b') AS headers", {}, "the data has column 'headers' as map<string,string>; it must be"),
+    ("'x' AS value, map('a', 'b') AS headers", {}, "column 'headers' of the data has type map<string,string>"),
     ("cast(null AS string) AS value", {}, "value[0] is null; expected a value: topic 't' is not compacted"),
     ("concat(uuid(), repeat('x', 2000)) AS value", {}, "over max.message.bytes = 1000"),
     ("'x' AS value, 9 AS partition", {}, "topic 't': it has no partition 9, only 0 to 1"),
@@ -210,8 +210,8 @@ def test_sparks_own_sentences(spark: SparkSession, path: str) -> None:
 
 def test_explained(spark: SparkSession, path: str) -> None:
     """Spark's exceptions become a `SparkFailed` of one sentence; others go through."""
-    with pytest.raises(SparkFailed, match=r"^topic 'nosuch': it does not exist in .*$") as told, explained():
+    with pytest.raises(SparkFailed, match=r"^topic 'nosuch': it does not exist in .*$") as told, explain_spark_errors():
         spark.read.format("segmentlog").load(path, subscribe="nosuch").collect()
     assert "\n" not in str(told.value)
-    with pytest.raises(ZeroDivisionError), explained():
+    with pytest.raises(ZeroDivisionError), explain_spark_errors():
         raise ZeroDivisionError

@@ -13,7 +13,7 @@ from segmentlog import UnreadableBatch
 from segmentlog.spark.arrow_batches import ArrowRows
 from segmentlog.spark.batch_reader import BatchReader
 from segmentlog.spark.schema import source_schema
-from segmentlog.spark.source_options import read_options
+from segmentlog.spark.source_options import parse_read_options
 
 
 def test_a_clients_batch_has_its_keys_and_values(tmp_path: Path) -> None:
@@ -23,7 +23,7 @@ def test_a_clients_batch_has_its_keys_and_values(tmp_path: Path) -> None:
         log.append([b"1", b"2"], keys=[b"a", None])
         append_sent(log, [b"value", b"keyless", None], [b"key", None, b"null"])
         log.append([b"3"])
-        (rows,) = ArrowRows(source_schema(include_headers=True)).of(log.read(0))
+        (rows,) = ArrowRows(source_schema(include_headers=True)).convert(log.read(0))
     assert rows["key"].to_pylist() == [b"a", None, b"key", None, b"null", None]
     assert rows["value"].to_pylist() == [b"1", b"2", b"value", b"keyless", None, b"3"]
 
@@ -37,13 +37,13 @@ def test_what_cannot_be_decoded(tmp_path: Path, caplog: pytest.LogCaptureFixture
             append_unreadable(log, kind)
     for more in ({}, {"minPartitions": "5"}, {"maxRecordsPerPartition": "2"}):
         options = {"path": str(tmp_path / "s"), "subscribe": "t", **more}
-        reader = BatchReader(read_options(options, streaming=False), source_schema(include_headers=False))
+        reader = BatchReader(parse_read_options(options, streaming=False), source_schema(include_headers=False))
         tasks = reader.partitions()
         with pytest.raises(UnreadableBatch) as caught:
             [list(reader.read(task)) for task in tasks]
         assert caught.value.offset % 4 == 1
         options |= {"skipDamaged": "true"}
-        reader = BatchReader(read_options(options, streaming=False), source_schema(include_headers=False))
+        reader = BatchReader(parse_read_options(options, streaming=False), source_schema(include_headers=False))
         rows = [batch for task in reader.partitions() for batch in reader.read(task)]
         values = [value for batch in rows for value in batch["value"].to_pylist()]
         assert values == [kind.encode() for kind in KINDS]

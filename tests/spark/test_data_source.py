@@ -16,7 +16,7 @@ import segmentlog
 from segmentlog.records import Record
 from segmentlog.spark.batch_reader import BatchReader
 from segmentlog.spark.schema import source_schema
-from segmentlog.spark.source_options import read_options
+from segmentlog.spark.source_options import parse_read_options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -308,7 +308,7 @@ def test_damage_is_stepped_over(
     for options in ({}, {"minPartitions": 7}, {"maxRecordsPerPartition": 30}):
         assert values_of(load(subscribe="holes", skipDamaged="true", **options)) == kept
     options = {"path": path, "subscribe": "holes", "skipDamaged": "true"}
-    reader = BatchReader(read_options(options, streaming=False), source_schema(include_headers=False))
+    reader = BatchReader(parse_read_options(options, streaming=False), source_schema(include_headers=False))
     assert sum(batch.num_rows for task in reader.partitions() for batch in reader.read(task)) == 400
     assert "holes/0: skipped offsets 100 to 149" in caplog.text
 

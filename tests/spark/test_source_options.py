@@ -40,18 +40,18 @@ from segmentlog.format.record_batch import RecordBatch
 from segmentlog.quantities import EARLIEST_MS, LATEST_MS
 from segmentlog.records import TopicPartition
 from segmentlog.spark.arrow_batches import ArrowRows
-from segmentlog.spark.arrow_records import records_of
+from segmentlog.spark.arrow_records import convert_rows
 from segmentlog.spark.batch_reader import BatchReader
 from segmentlog.spark.offset_ranges import (
     DataLoss,
     OffsetRange,
     Positions,
-    ending_offsets,
-    from_json,
-    partitions_to_read,
-    split,
-    starting_offsets,
-    to_json,
+    decode_positions,
+    encode_positions,
+    resolve_ending_offsets,
+    resolve_starting_offsets,
+    select_partitions,
+    split_into_tasks,
 )
 from segmentlog.spark.schema import (
     HEADERS,
@@ -61,14 +61,14 @@ from segmentlog.spark.schema import (
     check_write_schema,
     source_schema,
 )
-from segmentlog.spark.source_options import ReadOptions, read_options, write_options
+from segmentlog.spark.source_options import ReadOptions, parse_read_options, parse_write_options
 
 BASIC = {"path": "/data", "subscribe": "t"}
 
 
 def read(*, streaming: bool = False, **options: str) -> ReadOptions:
     """Return the options of a read of topic "t", and these."""
-    return read_options({**BASIC, **options}, streaming=streaming)
+    return parse_read_options({**BASIC, **options}, streaming=streaming)
 
 
 TYPES = {
@@ -121,7 +121,7 @@ def test_defaults_are_those_of_sparks_kafka_source() -> None:
 @pytest.mark.parametrize("streaming", [False, True])
 def test_an_option_of_either_side(name: str, text: str, field: str, value: Any, streaming: bool) -> None:
     """It is parsed, however its name is capitalised."""
-    assert getattr(read_options({**BASIC, name: text}, streaming=streaming), field) == value
+    assert getattr(parse_read_options({**BASIC, name: text}, streaming=streaming), field) == value
 
 
 @pytest.mark.parametrize(
@@ -169,9 +169,9 @@ def test_an_option_unlike_any() -> None:
     with pytest.raises(InvalidConfig, match=r"there is no such option; there are path, subscribe, "):
         read(zzz="1")
     with pytest.raises(InvalidConfig, match="there are path, topic, allowNullValues"):
-        write_options({"path": "/data", "zzz": "1"})
+        parse_write_options({"path": "/data", "zzz": "1"})
     with pytest.raises(InvalidConfig, match="did you mean topic"):
-        write_options({"path": "/data", "topics": "t"})
+        parse_write_options({"path": "/data", "topics": "t"})
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_a_value_that_an_option_does_not_take(name: str, text: str, accepted: st
     """The error names the option, the value, and what is accepted."""
     options = {name: text} if name == "subscribePattern" else {"subscribe": "t", name: text}
     with pytest.raises(InvalidConfig, match=re.escape(accepted)) as told:
-        read_options({"path": "/data", **options}, streaming=True)
+        parse_read_options({"path": "/data", **options}, streaming=True)
     assert (told.value.key, told.value.value) == (name, text)
 
 
@@ -262,7 +262,7 @@ def test_which_bound_counts(side: str) -> None:
 def test_exactly_one_thing_is_read() -> None:
     """None of subscribe, subscribePattern and assign, or two of them, is an error."""
     with pytest.raises(InvalidConfig, match="exactly one of subscribe, subscribePattern and assign"):
-        read_options({"path": "/data"}, streaming=False)
+        parse_read_options({"path": "/data"}, streaming=False)
     with pytest.raises(InvalidConfig, match="'subscribe and assign'"):
         read(assign='{"t": [0]}')
 
@@ -280,12 +280,12 @@ def test_lists_of_topics() -> None:
 def test_assignments_that_are_none(text: str) -> None:
     """Only lists of partitions' numbers by topic are assigned."""
     with pytest.raises(InvalidConfig, match=r'JSON that lists partitions by topic: \{"clicks": \[0, 1\]\}'):
-        read_options({"path": "/data", "assign": text}, streaming=False)
+        parse_read_options({"path": "/data", "assign": text}, streaming=False)
 
 
 def test_an_assignment_is_sorted() -> None:
     """Whatever the order in which it was written, and however often."""
-    options = read_options({"path": "/data", "assign": '{"b": [1, 0, 1], "a": [3]}'}, streaming=False)
+    options = parse_read_options({"path": "/data", "assign": '{"b": [1, 0, 1], "a": [3]}'}, streaming=False)
     assert options.partitions == (("a", 3), ("b", 0), ("b", 1))
 
 
@@ -301,7 +301,7 @@ def test_an_assignment_is_sorted() -> None:
 def test_paths(given_path: str, path: str) -> None:
     """Spark's spelling of local paths is understood."""
     assert read(path=given_path).path == path
-    assert write_options({"path": given_path}).path == path
+    assert parse_write_options({"path": given_path}).path == path
 
 
 def test_relative_paths() -> None:
@@ -320,15 +320,15 @@ def test_paths_that_are_no_folders(path: str) -> None:
 def test_object_stores_are_read_only(url: str) -> None:
     """A source takes their URLs as they are, a sink says what to do."""
     assert read(path=url).path == url
-    with pytest.raises(InvalidConfig, match="only read there"):
-        write_options({"path": url})
+    with pytest.raises(InvalidConfig, match="can only be read"):
+        parse_write_options({"path": url})
 
 
 def test_no_secret_is_told() -> None:
     """Of a URL that somebody has written one into."""
     for url in ("s3://me:planted@bucket/x", "az://container/x?sig=planted", "hdfs://me:planted@host/x"):
         with pytest.raises(InvalidConfig, match="path = ") as told:
-            write_options({"path": url}) if not url.startswith("hdfs") else read(path=url)
+            parse_write_options({"path": url}) if not url.startswith("hdfs") else read(path=url)
         assert "planted" not in str(told.value)
 
 
@@ -341,21 +341,21 @@ def test_other_schemes_of_paths() -> None:
 
 def test_write_options() -> None:
     """What a sink takes, Spark's own options of a query left aside."""
-    options = write_options(
+    options = parse_write_options(
         {"path": "/data", "topic": "t", "allownullvalues": "true", "transactionTimeout": "1h",
          "checkpointLocation": "x", "queryName": "q", "txnappid": "app", "txnversion": "3"}
     )  # fmt: skip
     assert (options.topic, options.allow_null_values, options.transaction_timeout_ms) == ("t", True, 3_600_000)
     assert (options.app_id, options.app_version) == ("app", 3)
-    assert write_options({"path": "/data"}).transaction_timeout_ms == 15 * 60_000
-    assert write_options({"path": "/data", "transactionTimeout": "7d"}).transaction_timeout_ms == 86_400_000
+    assert parse_write_options({"path": "/data"}).transaction_timeout_ms == 15 * 60_000
+    assert parse_write_options({"path": "/data", "transactionTimeout": "7d"}).transaction_timeout_ms == 86_400_000
 
 
 @pytest.mark.parametrize(
     ("given", "match"),
     [
-        ({"txnAppId": "a"}, "txnVersion = None is not valid: given together with txnAppId"),
-        ({"txnVersion": "1"}, "txnAppId = None is not valid: given together with txnVersion"),
+        ({"txnAppId": "a"}, "txnVersion = None is not valid: set it together with txnAppId"),
+        ({"txnVersion": "1"}, "txnAppId = None is not valid: set it together with txnVersion"),
         ({"txnAppId": "a", "txnVersion": "one"}, "txnVersion = 'one' is not valid: a whole number from 0 on"),
         ({"txnAppId": "a", "txnVersion": "-1"}, "txnVersion = '-1' is not valid: a whole number from 0 on"),
         ({"transactionTimeout": "-1"}, "transactionTimeout = '-1' is not valid: a time"),
@@ -371,17 +371,17 @@ def test_write_options() -> None:
 def test_a_sink_refuses(given: dict[str, str], match: str) -> None:
     """What makes no sense for it, before anything is written."""
     with pytest.raises(InvalidConfig, match=re.escape(match)):
-        write_options({"path": "/data", **given})
+        parse_write_options({"path": "/data", **given})
 
 
 def test_a_view_has_the_options_of_both() -> None:
     """Source and sink pass over each other's; what a view shows is what it is written to, if that is one topic."""
     view = {"path": "/data", "subscribe": "t", "startingOffsets": "earliest", "allowNullValues": "true"}
-    assert read_options(view, streaming=False).topics == ("t",)
-    assert (write_options(view).topic, write_options(view).allow_null_values) == ("t", True)
-    assert write_options({**view, "topic": "u"}).topic == "u"
-    assert write_options({**view, "subscribe": "t,u"}).topic is None
-    assert write_options({"path": "/data", "subscribePattern": "t"}).topic is None
+    assert parse_read_options(view, streaming=False).topics == ("t",)
+    assert (parse_write_options(view).topic, parse_write_options(view).allow_null_values) == ("t", True)
+    assert parse_write_options({**view, "topic": "u"}).topic == "u"
+    assert parse_write_options({**view, "subscribe": "t,u"}).topic is None
+    assert parse_write_options({"path": "/data", "subscribePattern": "t"}).topic is None
 
 
 def test_what_only_kafka_knows(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -390,20 +390,22 @@ def test_what_only_kafka_knows(caplog: pytest.LogCaptureFixture, monkeypatch: py
     kafkas = {"kafka.bootstrap.servers": "b:9092", "kafkaConsumer.pollTimeoutMs": "5", "startingOfsets": "latest"}
     given = {**BASIC, **kafkas, "compatible": "true"}
     for _ in range(2):
-        assert read_options(given, streaming=True).topics == ("t",)
-        assert read_options({**given, "maxOffsetsPerTrigger": "5"}, streaming=False).max_offsets_per_trigger is None
-        assert write_options(given).topic == "t"
+        assert parse_read_options(given, streaming=True).topics == ("t",)
+        assert (
+            parse_read_options({**given, "maxOffsetsPerTrigger": "5"}, streaming=False).max_offsets_per_trigger is None
+        )
+        assert parse_write_options(given).topic == "t"
     for name in (*kafkas, "maxOffsetsPerTrigger"):
         assert caplog.text.count(f"option {name} has no effect") == (2 if name == "startingOfsets" else 1)
     assert "option startingOfsets has no effect; did you mean startingOffsets?" in caplog.text
     with pytest.raises(InvalidConfig, match="failOnDataLoss"):
-        read_options({**given, "failOnDataLoss": "perhaps"}, streaming=True)
+        parse_read_options({**given, "failOnDataLoss": "perhaps"}, streaming=True)
 
 
 def test_a_sink_keeps_to_topics_of_its_own() -> None:
     """The store's internal topics are not written."""
     with pytest.raises(InvalidTopicName):
-        write_options({"path": "/data", "topic": "__consumer_offsets"})
+        parse_write_options({"path": "/data", "topic": "__consumer_offsets"})
 
 
 # ---------------------------------------------------------------- schemas
@@ -420,11 +422,11 @@ def test_the_schema_is_that_of_sparks_kafka_source() -> None:
 @pytest.mark.parametrize(
     ("ddl", "told"),
     [
-        ("valeu binary", "the schema asks for a column 'valeu', and the source has only key, value, topic"),
-        ("value int", "the schema asks for column 'value' as int; it must be binary or string"),
-        ("offset int", "the schema asks for column 'offset' as int; it must be bigint"),
-        ("headers string", "column 'headers' as string; it must be array<struct<key:string,value:binary>>"),
-        ("timestamp int", "column 'timestamp' as int; it must be timestamp or bigint"),
+        ("valeu binary", "the schema has a column 'valeu', and the source has only key, value, topic"),
+        ("value int", "column 'value' of the schema has type int; it must be binary or string"),
+        ("offset int", "column 'offset' of the schema has type int; it must be bigint"),
+        ("headers string", "column 'headers' of the schema has type string"),
+        ("timestamp int", "column 'timestamp' of the schema has type int; it must be timestamp or bigint"),
     ],
 )
 def test_a_schema_that_the_source_does_not_have(ddl: str, told: str) -> None:
@@ -436,14 +438,14 @@ def test_a_schema_that_the_source_does_not_have(ddl: str, told: str) -> None:
 @pytest.mark.parametrize(
     ("ddl", "told"),
     [
-        ("value int", "the data has column 'value' as int; it must be binary or string"),
+        ("value int", "column 'value' of the data has type int; it must be binary or string"),
         ("value string, id long", "a record cannot hold the column 'id'"),
         ("key string", "the data has no column 'value' (only key)"),
         ("value string", "the write names no topic: set .option('topic', ...), or add a column 'topic'"),
-        ("value string, topic int", "column 'topic' as int; it must be string"),
-        ("value string, topic string, partition string", "column 'partition' as string; it must be int or smallint"),
-        ("value string, topic string, timestamp date", "column 'timestamp' as date"),
-        ("value string, topic string, headers map<string,binary>", "column 'headers' as map<string,binary>; it must"),
+        ("value string, topic int", "column 'topic' of the data has type int; it must be string"),
+        ("value string, topic string, partition string", "column 'partition' of the data has type string"),
+        ("value string, topic string, timestamp date", "column 'timestamp' of the data has type date"),
+        ("value string, topic string, headers map<string,binary>", "column 'headers' of the data has type map<string"),
     ],
 )  # fmt: skip
 def test_a_schema_that_cannot_be_written(ddl: str, told: str) -> None:
@@ -471,13 +473,15 @@ def store(tmp_path: Path) -> Iterator[segmentlog.LogStore]:
         yield opened
 
 
-def resolved(store: segmentlog.LogStore, side: Any = starting_offsets, **options: str) -> dict[tuple[str, int], int]:
+def resolved(
+    store: segmentlog.LogStore, side: Any = resolve_starting_offsets, **options: str
+) -> dict[tuple[str, int], int]:
     """What the options of a batch read of that store come to."""
     given = {"path": store.path, "subscribe": "t", **options}
     if len({"assign", "subscribePattern"} & given.keys()):
         del given["subscribe"]
-    found = read_options(given, streaming=False)
-    return dict(side(store, partitions_to_read(store, found), found))
+    found = parse_read_options(given, streaming=False)
+    return dict(side(store, select_partitions(store, found), found))
 
 
 def filled(store: segmentlog.LogStore) -> None:
@@ -502,9 +506,12 @@ def test_where_reading_begins(store: segmentlog.LogStore) -> None:
 def test_where_reading_ends(store: segmentlog.LogStore) -> None:
     """Before the first record at or after the timestamp; where there is none, at the end."""
     filled(store)
-    assert resolved(store, ending_offsets) == {("t", 0): 10, ("t", 1): 5}
-    assert resolved(store, ending_offsets, endingTimestamp="5200") == {("t", 0): 10, ("t", 1): 2}
-    assert resolved(store, ending_offsets, endingOffsets='{"t": {"0": 4, "1": -1}}') == {("t", 0): 4, ("t", 1): 5}
+    assert resolved(store, resolve_ending_offsets) == {("t", 0): 10, ("t", 1): 5}
+    assert resolved(store, resolve_ending_offsets, endingTimestamp="5200") == {("t", 0): 10, ("t", 1): 2}
+    assert resolved(store, resolve_ending_offsets, endingOffsets='{"t": {"0": 4, "1": -1}}') == {
+        ("t", 0): 4,
+        ("t", 1): 5,
+    }
 
 
 def test_a_timestamp_after_the_last_record(store: segmentlog.LogStore) -> None:
@@ -536,7 +543,7 @@ def test_offsets_that_are_gone_or_not_there_yet(store: segmentlog.LogStore) -> N
     """Both are data loss: an error, or with failOnDataLoss = false what is nearest to them."""
     filled(store)
     store.topic("t").partition(0).trim(4)
-    for name, side in (("startingOffsets", starting_offsets), ("endingOffsets", ending_offsets)):
+    for name, side in (("startingOffsets", resolve_starting_offsets), ("endingOffsets", resolve_ending_offsets)):
         for offset, nearest in ((2, 4), (11, 10)):
             text = json.dumps({"t": {"0": offset, "1": 0}})
             with pytest.raises(DataLoss, match=rf"t/0: offset {offset} is outside the log.*failOnDataLoss"):
@@ -551,8 +558,8 @@ def test_an_end_that_its_readers_do_not_see(store: segmentlog.LogStore) -> None:
     log.append([b"2"])
     options = {"endingOffsets": '{"t": {"0": 2}}', "durableOnly": "true"}
     with pytest.raises(DataLoss, match=r"t/0: end offset 2 is after 1"):
-        resolved(store, ending_offsets, **options)
-    assert resolved(store, ending_offsets, **options, failOnDataLoss="false") == {("t", 0): 1}
+        resolved(store, resolve_ending_offsets, **options)
+    assert resolved(store, resolve_ending_offsets, **options, failOnDataLoss="false") == {("t", 0): 1}
 
 
 def test_which_partitions(store: segmentlog.LogStore) -> None:
@@ -579,9 +586,11 @@ def test_offsets_as_spark_keeps_them(offsets: dict[tuple[str, int], int]) -> Non
     named = {TopicPartition(*tp): offset for tp, offset in offsets.items()}
     shuffled = dict(reversed(named.items()))
     for ids in ({}, {tp.topic: new_topic_id() for tp in named}):
-        assert from_json(json.loads(json.dumps(to_json(Positions(named, ids))))) == Positions(named, ids)
+        assert decode_positions(json.loads(json.dumps(encode_positions(Positions(named, ids))))) == Positions(
+            named, ids
+        )
         reordered = Positions(shuffled, dict(reversed(ids.items())))
-        assert json.dumps(to_json(Positions(named, ids))) == json.dumps(to_json(reordered))
+        assert json.dumps(encode_positions(Positions(named, ids))) == json.dumps(encode_positions(reordered))
 
 
 # ---------------------------------------------------------------- tasks
@@ -635,7 +644,7 @@ def test_tasks_cover_the_ranges(
 ) -> None:
     """Exactly, without overlap, whatever is asked for; no task is larger than it may be."""
     ranges = [OffsetRange("t", number, min(pair), max(pair)) for number, pair in enumerate(given)]
-    tasks = split(uneven, ranges, at_least=least, max_records=most, cores=cores)
+    tasks = split_into_tasks(uneven, ranges, at_least=least, max_records=most, cores=cores)
     check_cover(tasks, ranges)
     if most is not None:
         assert max((sum(one.end - one.start for one in task) for task in tasks), default=0) <= most
@@ -646,17 +655,17 @@ def test_tasks_cover_the_ranges(
 
 def test_cuts_are_between_batches(uneven: segmentlog.LogStore) -> None:
     """A batch is decoded once: as many tasks as are asked for come first."""
-    tasks = split(uneven, [OffsetRange("t", 1, 0, 400)], at_least=4)
+    tasks = split_into_tasks(uneven, [OffsetRange("t", 1, 0, 400)], at_least=4)
     assert len(tasks) == 5
     for (one,) in tasks:
         assert one.start in boundaries(uneven, "t", 1)
-    assert len(split(uneven, [OffsetRange("t", 1, 0, 400)], at_least=20)) >= 20
+    assert len(split_into_tasks(uneven, [OffsetRange("t", 1, 0, 400)], at_least=20)) >= 20
 
 
 def test_small_ranges_are_one_task(uneven: segmentlog.LogStore) -> None:
     """A task costs more than thousands of records do: what is little is read by one."""
-    assert len(split(uneven, all_of(uneven, "t"), cores=16)) == 1
-    assert split(uneven, [], cores=16) == []
+    assert len(split_into_tasks(uneven, all_of(uneven, "t"), cores=16)) == 1
+    assert split_into_tasks(uneven, [], cores=16) == []
 
 
 def test_many_small_partitions_are_packed(store: segmentlog.LogStore) -> None:
@@ -665,10 +674,10 @@ def test_many_small_partitions_are_packed(store: segmentlog.LogStore) -> None:
     for log in topic.partitions():
         log.append([b"1", b"2", b"3"])
     ranges = all_of(store, "t")
-    tasks = split(store, ranges, cores=2)
+    tasks = split_into_tasks(store, ranges, cores=2)
     check_cover(tasks, ranges)
     assert len(tasks) == 1
-    tasks = split(store, ranges, at_least=8)
+    tasks = split_into_tasks(store, ranges, at_least=8)
     check_cover(tasks, ranges)
     assert 8 <= len(tasks) <= 16
 
@@ -683,7 +692,7 @@ def test_a_cut_in_a_hole(store: segmentlog.LogStore) -> None:
     log.compact()
     ranges = [OffsetRange("t", 0, 0, 60)]
     for least in (2, 3, 7):
-        check_cover(split(store, ranges, at_least=least), ranges)
+        check_cover(split_into_tasks(store, ranges, at_least=least), ranges)
     plain = store.create_topic("u").partition(0)
     plain.append([b"x"] * 50)
     plain.append([b"x"] * 50)
@@ -691,7 +700,7 @@ def test_a_cut_in_a_hole(store: segmentlog.LogStore) -> None:
     plain.append([b"y"] * 50)
     ranges = all_of(store, "u")
     for least in (2, 3, 5, 7):
-        check_cover(split(store, ranges, at_least=least), ranges)
+        check_cover(split_into_tasks(store, ranges, at_least=least), ranges)
 
 
 @pytest.mark.parametrize("when", ["before", "while"])
@@ -743,7 +752,7 @@ def test_rows_are_the_records(store: segmentlog.LogStore) -> None:
     log.append([b"v", b""], keys=[None, b"k"], timestamps=[0, 1_700_000_000_123], headers=headers)
     log.append([b"w"], timestamps=[-14_182_940_000])
     log.append([None], keys=[b""])
-    (rows,) = ArrowRows(FULL).of(batches(store))
+    (rows,) = ArrowRows(FULL).convert(batches(store))
     assert rows.schema == arrow_schema(FULL)
     records = list(store.consumer("t"))
     assert [row["value"] for row in rows.to_pylist()] == [record.value for record in records] == [b"v", b"", b"w", None]
@@ -764,13 +773,13 @@ def test_a_timestamp_that_spark_has_not(store: segmentlog.LogStore, beyond: int)
     log = store.create_topic("t").partition(0)
     log.append([b"a", b"b"], timestamps=[0, LATEST_MS])
     wanted = columns_of("value binary, timestamp timestamp")
-    (rows,) = ArrowRows(wanted).of(batches(store))
+    (rows,) = ArrowRows(wanted).convert(batches(store))
     assert rows["timestamp"].cast(pa.int64()).to_pylist() == [0, LATEST_MS * 1000]
     late = LATEST_MS + beyond
     append_unchecked(log, foreign([Sent(None, b"c", 5), Sent(None, b"d", late), Sent(None, b"e", -1)]))
-    (rows,) = ArrowRows(wanted).of(batches(store))
+    (rows,) = ArrowRows(wanted).convert(batches(store))
     assert rows["timestamp"].cast(pa.int64()).to_pylist() == [0, LATEST_MS * 1000, 5000, None, -1000]
-    (rows,) = ArrowRows(columns_of("value binary, timestamp long")).of(batches(store))
+    (rows,) = ArrowRows(columns_of("value binary, timestamp long")).convert(batches(store))
     assert rows["timestamp"].to_pylist() == [0, LATEST_MS, 5, late, -1]
     assert rows["value"].to_pylist() == [b"a", b"b", b"c", b"d", b"e"]
 
@@ -799,19 +808,17 @@ def test_a_column_that_may_not_be_null(store: segmentlog.LogStore, field: Struct
     log.append([None, b"w"], keys=[b"k"] * 2, headers=[[("a", b"1")], [("a", b"1"), ("b", None)]])
     rows = ArrowRows(StructType([StructField("topic", StringType(), False), field]))
     if offset is None:
-        assert sum(one.num_rows for one in rows.of(batches(store))) == 5
+        assert sum(one.num_rows for one in rows.convert(batches(store))) == 5
         return
-    with pytest.raises(
-        SegmentlogError, match=rf"a null in the column '{field.name}' at t/0 offset {offset}, .*NOT NULL"
-    ):
-        list(rows.of(batches(store)))
+    with pytest.raises(SegmentlogError, match=rf"column '{field.name}' is null at t/0 offset {offset}, .*NOT NULL"):
+        list(rows.convert(batches(store)))
 
 
 def test_log_append_time(store: segmentlog.LogStore) -> None:
     """Records of a topic that stamps them itself say so: timestampType 1, and the log's time."""
     log = store.create_topic("t", message_timestamp_type="LogAppendTime").partition(0)
     log.append([b"v"], timestamps=[5])
-    (rows,) = ArrowRows(FULL).of(batches(store))
+    (rows,) = ArrowRows(FULL).convert(batches(store))
     assert rows["timestampType"].to_pylist() == [1]
     assert rows["timestamp"].to_pylist()[0].year > 2000
 
@@ -821,7 +828,7 @@ def test_only_what_is_asked_for_is_decoded(store: segmentlog.LogStore, monkeypat
     log = store.create_topic("t").partition(0)
     log.append([b"v"] * 10, keys=[b"k"] * 10)
     found = batches(store)
-    (rows,) = ArrowRows(columns_of("offset long, topic string, timestampType int")).of(found)
+    (rows,) = ArrowRows(columns_of("offset long, topic string, timestampType int")).convert(found)
     assert rows.num_rows == 10
     assert found[0]._columns is None
 
@@ -829,10 +836,10 @@ def test_only_what_is_asked_for_is_decoded(store: segmentlog.LogStore, monkeypat
         raise AssertionError("nobody asked for values")
 
     monkeypatch.setattr(RecordBatch, "values_column", property(never))
-    (rows,) = ArrowRows(columns_of("key binary, timestamp timestamp, partition int")).of(batches(store))
+    (rows,) = ArrowRows(columns_of("key binary, timestamp timestamp, partition int")).convert(batches(store))
     assert rows["key"].to_pylist() == [b"k"] * 10
     with pytest.raises(AssertionError, match="nobody asked"):
-        list(ArrowRows(columns_of("value binary")).of(batches(store)))
+        list(ArrowRows(columns_of("value binary")).convert(batches(store)))
 
 
 @given(st.lists(st.none() | st.binary(max_size=300), min_size=1, max_size=40), st.data())
@@ -842,7 +849,7 @@ def test_parts_of_batches(blobs: list[bytes | None], data: st.DataObject) -> Non
     start = data.draw(st.integers(0, len(blobs)))
     stop = data.draw(st.integers(start, len(blobs)))
     batch = read_batch(batch_bytes(Columns(blobs, keys)))
-    (rows,) = ArrowRows(columns_of("key binary, value binary, offset long")).of([batch.slice(start, stop), batch])
+    (rows,) = ArrowRows(columns_of("key binary, value binary, offset long")).convert([batch.slice(start, stop), batch])
     assert rows["value"].to_pylist() == blobs[start:stop] + blobs
     assert rows["key"].to_pylist() == keys[start:stop] + keys
     first = batch.header.base_offset
@@ -854,17 +861,17 @@ def test_text(store: segmentlog.LogStore) -> None:
     log = store.create_topic("t").partition(0)
     log.append(["grün".encode(), None], keys=[None, b"k"])
     text = columns_of("key string, value string")
-    (rows,) = ArrowRows(text).of(batches(store))
+    (rows,) = ArrowRows(text).convert(batches(store))
     assert rows.to_pylist() == [{"key": None, "value": "grün"}, {"key": "k", "value": None}]
     log.append([b"fine"])
     log.append([b"fine", b"\xff\xfe"])
     with pytest.raises(
         SegmentlogError, match=r"^the value at t/0 offset 4 is not UTF-8 text; read it as binary, or set"
     ):
-        list(ArrowRows(text).of(batches(store)))
+        list(ArrowRows(text).convert(batches(store)))
     store.create_topic("u").partition(0).append([b""], keys=[b"\xff"])
     with pytest.raises(SegmentlogError, match=r"^the key at u/0 offset 0 is not UTF-8 text"):
-        list(ArrowRows(text).of(batches(store, "u")))
+        list(ArrowRows(text).convert(batches(store, "u")))
 
 
 def test_rows_come_in_batches_of_a_bounded_size(store: segmentlog.LogStore) -> None:
@@ -872,15 +879,15 @@ def test_rows_come_in_batches_of_a_bounded_size(store: segmentlog.LogStore) -> N
     log = store.create_topic("t", fsync="never").partition(0)
     for _ in range(200):
         log.append([b"v"] * 10)
-    assert len(list(ArrowRows(FULL).of(batches(store)))) == 1
+    assert len(list(ArrowRows(FULL).convert(batches(store)))) == 1
     big = store.create_topic("big", fsync="never", compression_type="none").partition(0)
     for _ in range(30):
         big.append([bytes(1_000_000)])
-    sizes = [rows.num_rows for rows in ArrowRows(FULL).of(batches(store, "big"))]
+    sizes = [rows.num_rows for rows in ArrowRows(FULL).convert(batches(store, "big"))]
     assert sum(sizes) == 30
     assert max(sizes) <= 8
     # Without its values such a batch is only numbers.
-    assert len(list(ArrowRows(columns_of("offset long")).of(batches(store, "big")))) == 1
+    assert len(list(ArrowRows(columns_of("offset long")).convert(batches(store, "big")))) == 1
 
 
 # ---------------------------------------------------------------- from Arrow
@@ -890,7 +897,7 @@ def taken(rows: dict[str, Any], topic: str | None = None) -> list[tuple[str, Any
     """(topic, columns, partitions) of such rows."""
     arrays = {name: array if isinstance(array, pa.Array) else pa.array(array) for name, array in rows.items()}
     batch = pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
-    return [(name, records.columns(), partitions) for name, records, _, partitions in records_of(batch, topic)]
+    return [(name, records.columns(), partitions) for name, records, _, partitions in convert_rows(batch, topic)]
 
 
 def test_records_of_rows() -> None:
@@ -954,13 +961,13 @@ def test_what_spark_writes_keeps_to_the_limits_of_the_topic() -> None:
         (near, now + 10_000_000, "message.timestamp.after.max.ms = 1s"),
         (near, now - 20_000_000, "message.timestamp.before.max.ms"),
     ):
-        ((_, records, _, _),) = records_of(
+        ((_, records, _, _),) = convert_rows(
             pa.record_batch({"value": pa.array([b"1", b"2"]), "timestamp": pa.array([now, stamp], pa.int64())}), "t"
         )
         with pytest.raises(InvalidRecord, match=rf"timestamp\[1\] is {stamp} ms; expected .*{wrong}"):
             records.encode(config)
     seconds = pa.record_batch({"value": pa.array([b"1"]), "timestamp": pa.array([2**54], pa.timestamp("s"))})
-    ((_, records, _, _),) = records_of(seconds, "t")
+    ((_, records, _, _),) = convert_rows(seconds, "t")
     with pytest.raises(InvalidRecord, match="the year 294247"):
         records.encode(TopicConfig())
 

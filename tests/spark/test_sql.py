@@ -13,7 +13,7 @@ import segmentlog
 from segmentlog.cli import cli
 from segmentlog.cli.common import run
 from segmentlog.errors import InvalidConfig, SegmentlogError, StoreVersionError, UnknownTopic
-from segmentlog.spark.pipelines.json_columns import _sample, schema_of
+from segmentlog.spark.pipelines.json_columns import _sample_values, resolve_schema
 from segmentlog.spark.pipelines.topic_views import query, save
 from segmentlog.spark.spark_errors import SparkFailed
 
@@ -86,7 +86,7 @@ def test_the_sample(spark: SparkSession, tmp_path: Path) -> None:
         opened.create_topic("t")
         values = [{"a": 1}] * 10 + [{"hidden": 1}] * 100 + [{"a": 1.5, "_key": "mine", "b": [1]}] * 8
         producer.send_many("t", [b"junk", *(json.dumps(value).encode() for value in values), b"[1]", b"{"])
-    assert schema_of(spark, path, "t", sample=10).simpleString() == "struct<a:double,b:array<bigint>>"
+    assert resolve_schema(spark, path, "t", sample=10).simpleString() == "struct<a:double,b:array<bigint>>"
     assert rows(spark, path, "select sum(hidden) from t", schemas={"t": "hidden int"}) == [(100,)]
     assert rows(spark, path, "select count(*), count(a) from t where a is not null or _offset = 0") == [(19, 18)]
     with pytest.raises(Exception, match="Malformed records"):
@@ -104,7 +104,7 @@ def test_the_sample_of_a_log_that_lost_its_end(tmp_path: Path, after: int) -> No
         log.append([b"new %d" % number for number in range(after)])
     first = [b"%d" % number for number in range(10)]
     last = [*(b"%d" % number for number in range(60)), *(b"new %d" % number for number in range(after))][-10:]
-    assert list(_sample(path, "t", 10)) == first + last
+    assert list(_sample_values(path, "t", 10)) == first + last
 
 
 def test_views_of_the_session(spark: SparkSession, store: str) -> None:

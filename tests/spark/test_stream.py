@@ -18,9 +18,9 @@ from segmentlog.errors import CorruptBatch, SegmentlogError
 from segmentlog.log.partition import Partition
 from segmentlog.records import TopicPartition
 from segmentlog.spark.offset_ranges import DataLoss
-from segmentlog.spark.query_lag import behind
+from segmentlog.spark.query_lag import measure_lag
 from segmentlog.spark.schema import source_schema
-from segmentlog.spark.source_options import read_options
+from segmentlog.spark.source_options import parse_read_options
 from segmentlog.spark.stream_reader import StreamReader
 
 if TYPE_CHECKING:
@@ -264,13 +264,13 @@ def test_how_far_a_query_is_behind(store: segmentlog.LogStore, follower: RecordW
         topic.partition(0).append([b"x" * 1000])
     with follower.follow(subscribe="behind", startingOffsets="earliest", maxOffsetsPerTrigger=4) as query:
         query.awaitTermination()
-        found = [behind(progress, path) for progress in query.recentProgress]
+        found = [measure_lag(progress, path) for progress in query.recentProgress]
     assert [one.offsets for one in found[:3]] == [{("behind", 0): left, ("behind", 1): 0} for left in (6, 2, 0)]
     assert 6000 < found[0].size_bytes < 7000
     assert found[2].size_bytes == 0
     assert found[0].metrics()["maxOffsetsBehindLatest"] == "6"
     assert str(found[1]).startswith(f"segmentlog {path}: behind: 2 offsets (")
-    assert behind(None, path).total == 0
+    assert measure_lag(None, path).total == 0
 
 
 # ---------------------------------------------------------------- the reader alone
@@ -287,11 +287,11 @@ def test_behind_topics_that_are_gone(store: segmentlog.LogStore, path: str) -> N
         return {"sources": [{"endOffset": json.dumps(document), "latestOffset": json.dumps(later)}]}
 
     told = progress(topic.id, store.topic("b-stays").id)
-    assert behind(told, path).total == 12
+    assert measure_lag(told, path).total == 12
     store.delete_topic("b-anew")
-    assert behind(told, path).offsets == {("b-stays", 0): 2}
+    assert measure_lag(told, path).offsets == {("b-stays", 0): 2}
     store.create_topic("b-anew")
-    assert behind(told, path).offsets == {("b-stays", 0): 2}
+    assert measure_lag(told, path).offsets == {("b-stays", 0): 2}
 
 
 @pytest.fixture
@@ -301,7 +301,7 @@ def reader_of(path: str) -> Iterator[Callable[..., StreamReader]]:
 
     def reader_of(**options: object) -> StreamReader:
         texts = {"path": path, **{name: str(value) for name, value in options.items()}}
-        made.append(StreamReader(read_options(texts, streaming=True), source_schema(include_headers=False)))
+        made.append(StreamReader(parse_read_options(texts, streaming=True), source_schema(include_headers=False)))
         return made[-1]
 
     yield reader_of
@@ -477,7 +477,7 @@ def test_a_limit_of_bytes_and_retention(
         return offset
 
     with monkeypatch.context() as patched:
-        patched.setattr("segmentlog.spark.stream_reader.readable_start", looked_at_in_time)
+        patched.setattr("segmentlog.spark.stream_reader.find_readable_start", looked_at_in_time)
         with pytest.raises(DataLoss, match=r"r-going/0: offset 0 is outside the log.*failOnDataLoss"):
             ends(strict, starts[0])
         end = latest(lenient, starts[1])
@@ -717,6 +717,6 @@ def test_the_group_is_told(store: segmentlog.LogStore, reader_of: ReaderOf) -> N
 
 def test_a_store_that_is_not_there(reader_of: ReaderOf, tmp_path: Path) -> None:
     """Which folder, and on which host it was looked for."""
-    options = read_options({"path": str(tmp_path / "none"), "subscribe": "t"}, streaming=True)
+    options = parse_read_options({"path": str(tmp_path / "none"), "subscribe": "t"}, streaming=True)
     with pytest.raises(SegmentlogError, match="there is no such folder on host"):
         StreamReader(options, source_schema(include_headers=False)).initialOffset()

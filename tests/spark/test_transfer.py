@@ -21,7 +21,7 @@ from segmentlog.cli.common import run
 from segmentlog.errors import InvalidConfig, SegmentlogError, UnknownTopic
 from segmentlog.spark.pipelines.json_columns import NotJson
 from segmentlog.spark.pipelines.pipeline_queries import Incremental
-from segmentlog.spark.pipelines.topic_transfer import Place, RecordShape, RowShape, export_records, import_rows
+from segmentlog.spark.pipelines.topic_transfer import RecordShape, RowShape, SparkEndpoint, export_records, import_rows
 from segmentlog.spark.spark_errors import SparkFailed
 
 NOON_MS = 1_700_000_000_000
@@ -76,14 +76,16 @@ def write_rows(folder: Path, form: str, rows: list[dict[str, object]], name: str
 def test_there_and_back(spark: SparkSession, store: str, tmp_path: Path, form: str) -> None:
     """Files become records, whose JSON has every field, nulls too; exported by their fields they are the same rows."""
     write_rows(tmp_path / "in", form, ROWS)
-    source = Place(form, str(tmp_path / "in"))
+    source = SparkEndpoint(form, str(tmp_path / "in"))
     assert import_rows(spark, store, "t", source, RecordShape(key=("id",))).rows == len(ROWS)
     assert values(store) == ROWS
     assert {(record.key or b"").decode(): json.loads(record.value or b"")["id"] for record in records(store)} == {
         str(row["id"]): row["id"] for row in ROWS
     }
     out = tmp_path / "out"
-    assert export_records(spark, store, "t", Place(form, str(out)), RowShape(json_values=True)).rows == len(ROWS)
+    assert export_records(spark, store, "t", SparkEndpoint(form, str(out)), RowShape(json_values=True)).rows == len(
+        ROWS
+    )
     reader = spark.read.option("header", "true") if form == "csv" else spark.read
     found = reader.format(form).load(str(out)).collect()
     expected = [(str(row["id"]) if form == "csv" else row["id"], row["name"]) for row in ROWS]
@@ -95,7 +97,7 @@ def test_records_as_they_are(spark: SparkSession, store: str, tmp_path: Path) ->
     blobs = [bytes([at, 255, 0]) for at in range(20)]
     with segmentlog.open(store, background=False) as opened, opened.producer() as producer:
         producer.send_many("t", blobs, blobs, timestamps=[NOON_MS + at for at in range(20)])
-    place = Place("parquet", str(tmp_path / "out"))
+    place = SparkEndpoint("parquet", str(tmp_path / "out"))
     export_records(spark, store, "t", place, partition_by=("date",))
     assert [folder.name for folder in (tmp_path / "out").glob("date=*")] == ["date=2023-11-14"]
     table = pq.read_table(tmp_path / "out")
@@ -113,7 +115,7 @@ def test_shapes_of_a_record(spark: SparkSession, store: str, tmp_path: Path) -> 
     """Several columns are a key as JSON; a column with parts is JSON; times are read from ISO 8601; null may delete."""
     row = {"a": 1, "b": None, "deep": {"x": [1, 2]}, "at": "2023-11-14T22:13:20.123Z"}
     write_rows(tmp_path / "in", "json", [row])
-    source = Place("json", str(tmp_path / "in"))
+    source = SparkEndpoint("json", str(tmp_path / "in"))
     import_rows(
         spark,
         store,
@@ -134,7 +136,7 @@ def test_shapes_of_a_record(spark: SparkSession, store: str, tmp_path: Path) -> 
 def test_text_for_csv(spark: SparkSession, store: str, tmp_path: Path) -> None:
     """With text CSV takes whole records; what is no text is told with its place."""
     fill(store, ROWS[:10])
-    export_records(spark, store, "t", Place("csv", str(tmp_path / "out")), RowShape(text=True))
+    export_records(spark, store, "t", SparkEndpoint("csv", str(tmp_path / "out")), RowShape(text=True))
     lines = [
         line
         for file in (tmp_path / "out").glob("*.csv")
@@ -145,14 +147,14 @@ def test_text_for_csv(spark: SparkSession, store: str, tmp_path: Path) -> None:
     with segmentlog.open(store, background=False) as opened, opened.producer() as producer:
         producer.send("t", b"\xff", partition=0)
     with pytest.raises(SparkFailed, match=r"^the value at t/0 offset \d+ is not UTF-8 text"):
-        export_records(spark, store, "t", Place("csv", str(tmp_path / "more")), RowShape(text=True))
+        export_records(spark, store, "t", SparkEndpoint("csv", str(tmp_path / "more")), RowShape(text=True))
     with pytest.raises(InvalidConfig, match="--text or --json-values"):
-        export_records(spark, store, "t", Place("csv", str(tmp_path / "more")))
+        export_records(spark, store, "t", SparkEndpoint("csv", str(tmp_path / "more")))
 
 
 def test_import_goes_on(spark: SparkSession, store: str, tmp_path: Path) -> None:
     """With a checkpoint a run takes the files that are new, and each once; a run with nothing new reads nothing."""
-    source, went = Place("json", str(tmp_path / "in")), Incremental(str(tmp_path / "checkpoint"))
+    source, went = SparkEndpoint("json", str(tmp_path / "in")), Incremental(str(tmp_path / "checkpoint"))
     told: list[int] = []
     write_rows(tmp_path / "in", "json", ROWS[:30], "first")
     watched = Incremental(str(tmp_path / "checkpoint"), on_rows=told.append)
@@ -166,7 +168,7 @@ def test_import_goes_on(spark: SparkSession, store: str, tmp_path: Path) -> None
 
 def test_export_goes_on(spark: SparkSession, store: str, tmp_path: Path) -> None:
     """With a checkpoint a run adds the records that are new."""
-    sink, went = Place("parquet", str(tmp_path / "out")), Incremental(str(tmp_path / "checkpoint"))
+    sink, went = SparkEndpoint("parquet", str(tmp_path / "out")), Incremental(str(tmp_path / "checkpoint"))
     shape = RowShape(json_values=True, schema="id long, name string")
     for begin, end in ((0, 20), (20, 20), (20, 50)):
         fill(store, ROWS[begin:end])
@@ -196,7 +198,7 @@ def test_follow_until_stopped(spark: SparkSession, store: str, tmp_path: Path) -
     )
     watchdog = threading.Timer(30, stop.set)
     watchdog.start()
-    report = import_rows(spark, store, "t", Place("json", str(tmp_path / "in")), incremental=follow)
+    report = import_rows(spark, store, "t", SparkEndpoint("json", str(tmp_path / "in")), incremental=follow)
     watchdog.cancel()
     assert (report.rows, report.stopped) == (len(ROWS), True)
     assert values(store) == ROWS
@@ -208,13 +210,15 @@ def test_what_does_not_parse(spark: SparkSession, store: str, tmp_path: Path) ->
     with segmentlog.open(store, background=False) as opened, opened.producer() as producer:
         producer.send_many("t", [b"junk", b"\xff", b"[1]"])
     shape = RowShape(json_values=True, metadata=True, text=True)
-    export_records(spark, store, "t", Place("json", str(tmp_path / "out")), shape)
+    export_records(spark, store, "t", SparkEndpoint("json", str(tmp_path / "out")), shape)
     found = [json.loads(line) for file in (tmp_path / "out").glob("*.json") for line in file.open()]
     assert sorted(row["id"] for row in found if "id" in row) == [0, 1, 2]
     assert len(found) == 6
     assert all(row["_timestamp"].endswith("Z") for row in found)
     with pytest.raises(SparkFailed, match="Malformed records are detected"):
-        export_records(spark, store, "t", Place("json", str(tmp_path / "no")), RowShape(json_values=True, strict=True))
+        export_records(
+            spark, store, "t", SparkEndpoint("json", str(tmp_path / "no")), RowShape(json_values=True, strict=True)
+        )
 
 
 def expect_failures(cases: list[tuple[Callable[[], object], type[SegmentlogError], str]]) -> None:
@@ -231,15 +235,15 @@ def test_bad_input(spark: SparkSession, store: str, tmp_path: Path) -> None:
     write_rows(tmp_path / "in", "json", ROWS[:2])
     write_rows(tmp_path / "bad", "parquet", ROWS[:2])
     (tmp_path / "bad" / "rows.parquet").write_bytes(b"PAR1 no PAR1")
-    good, went = Place("json", str(tmp_path / "in")), Incremental(str(tmp_path / "checkpoint"))
-    one_file = Place("json", str(tmp_path / "in" / "rows.json"))
-    out = Place("parquet", str(tmp_path / "out"))
+    good, went = SparkEndpoint("json", str(tmp_path / "in")), Incremental(str(tmp_path / "checkpoint"))
+    one_file = SparkEndpoint("json", str(tmp_path / "in" / "rows.json"))
+    out = SparkEndpoint("parquet", str(tmp_path / "out"))
     (tmp_path / "out").mkdir()
 
-    def take(source: Place, *shape: object, topic: str = "t", **more: object) -> Callable[[], object]:
+    def take(source: SparkEndpoint, *shape: object, topic: str = "t", **more: object) -> Callable[[], object]:
         return lambda: import_rows(spark, store, topic, source, RecordShape(*shape), **more)  # type: ignore[arg-type]
 
-    def give(sink: Place, *shape: object, topic: str = "t", **more: object) -> Callable[[], object]:
+    def give(sink: SparkEndpoint, *shape: object, topic: str = "t", **more: object) -> Callable[[], object]:
         return lambda: export_records(spark, store, topic, sink, RowShape(*shape), **more)  # type: ignore[arg-type]
 
     expect_failures([
@@ -248,15 +252,15 @@ def test_bad_input(spark: SparkSession, store: str, tmp_path: Path) -> None:
         (take(good, (), "name"), SparkFailed, "is null; expected a value"),
         (take(good, (), None, "name"), SparkFailed, "cannot be cast"),
         (take(good, schema="id int name"), SparkFailed, "Syntax error"),
-        (take(Place("json", str(tmp_path / "nowhere"))), SparkFailed, "Path does not exist"),
-        (take(Place("nosuch", "x")), SparkFailed, "nosuch"),
-        (take(Place("parquet", str(tmp_path / "bad"))), SparkFailed, "rows.parquet"),
-        (take(Place("jdbc"), incremental=went), SparkFailed, "does not support streamed reading"),
+        (take(SparkEndpoint("json", str(tmp_path / "nowhere"))), SparkFailed, "Path does not exist"),
+        (take(SparkEndpoint("nosuch", "x")), SparkFailed, "nosuch"),
+        (take(SparkEndpoint("parquet", str(tmp_path / "bad"))), SparkFailed, "rows.parquet"),
+        (take(SparkEndpoint("jdbc"), incremental=went), SparkFailed, "does not support streamed reading"),
         (take(one_file, incremental=went), InvalidConfig, "a folder"),
         (give(out, topic="nope"), UnknownTopic, "'nope'"),
         (give(out), SparkFailed, "already exists"),
         (give(out, False, True), NotJson, "--schema"),
-        (give(Place("nosuch", "x")), SparkFailed, "nosuch"),
+        (give(SparkEndpoint("nosuch", "x")), SparkFailed, "nosuch"),
         (give(out, mode="append", partition_by=("nope",)), SparkFailed, "`nope` not found"),
         (give(out, mode="append", start="yesterday"), SparkFailed, "startingOffsets = 'yesterday'"),
     ])  # fmt: skip
@@ -295,7 +299,7 @@ def test_timestamps_of_json(spark: SparkSession, store: str, tmp_path: Path) -> 
     write_rows(tmp_path / "in", "parquet", [{"id": 1, "at": at}])
     spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
     try:
-        import_rows(spark, store, "t", Place("parquet", str(tmp_path / "in")), RecordShape(timestamp="at"))
+        import_rows(spark, store, "t", SparkEndpoint("parquet", str(tmp_path / "in")), RecordShape(timestamp="at"))
     finally:
         spark.conf.set("spark.sql.session.timeZone", "UTC")
     (record,) = records(store)

@@ -19,7 +19,7 @@ from segmentlog.errors import SegmentlogError
 from segmentlog.spark.pipelines.archive import archive
 from segmentlog.spark.pipelines.archive_folder import ArchivedFile, ArchivedRun, ArchiveFolder
 from segmentlog.spark.pipelines.archive_restore import restore
-from segmentlog.spark.pipelines.output_folders import file_checksum
+from segmentlog.spark.pipelines.output_folders import compute_checksum
 
 YEAR_1_MS = -62_135_596_800_000
 
@@ -89,7 +89,7 @@ def test_an_archive_of_an_older_version_comes_back(spark: SparkSession, path: st
                 name = f"{folder}/{file.path}"
                 table = pyarrow.parquet.read_table(name, partitioning=None).drop_columns(["timestampMillis"])
                 pyarrow.parquet.write_table(table, name)
-                files.append(ArchivedFile(file.path, Path(name).stat().st_size, file_checksum(name)))
+                files.append(ArchivedFile(file.path, Path(name).stat().st_size, compute_checksum(name)))
             runs.append(ArchivedRun(run_of.id, run_of.at_ms, run_of.ranges, files))
         archived.write(msgspec.structs.replace(manifest, runs=runs))
     restore(spark, copy, folder, "back")
@@ -114,7 +114,7 @@ def test_an_archive_is_verified_by_what_restores_it(
 
     for replaced, error in ((refuse, "restoring refuses this record"), (lose, "t/0: 0 records were written")):
         with monkeypatch.context() as patched:
-            patched.setattr("segmentlog.spark.pipelines.archived_rows._restored", replaced)
+            patched.setattr("segmentlog.spark.pipelines.archived_rows._simulate_task", replaced)
             with pytest.raises(SegmentlogError, match=error):
                 archive(spark, copy, "t", str(tmp_path / "archive"), trim=True)
         assert len(records(copy, "t")) == 1

@@ -148,7 +148,7 @@ def test_a_trailing_gap_moves_the_end(log: Partition, tmp_path: Path) -> None:
 def test_going_on_at_the_log_end(log: Partition, tmp_path: Path) -> None:
     """Missing records are appended; existing ones cannot be appended again."""
     restored(log, stage(tmp_path / "first", rows_at(range(0, 100, 2))))
-    with pytest.raises(OffsetTaken, match=r"t/0: offset 0 cannot be restored: the log already continues at 99"):
+    with pytest.raises(OffsetTaken, match=r"t/0: offset 0 cannot be restored, because the log already ends at 99"):
         restored(log, stage(tmp_path / "again", rows_at(range(0, 200, 2))))
     assert read(log) == rows_at(range(0, 100, 2))
     restored(log, stage(tmp_path / "rest", rows_at(range(100, 200, 2))))

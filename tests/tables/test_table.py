@@ -359,7 +359,7 @@ def test_a_record_that_is_gone_for_good_counts_as_deleted(store: LogStore, monke
     """A key whose record no longer exists, without a newer one, counts as deleted, also for ``len``."""
     _put(store.topic("users").partition(0), (b"a", b"1"), (b"b", b"1"))
     table = Table(store, "users")
-    monkeypatch.setattr(Table, "_read", lambda self, key, partition, offset: None)
+    monkeypatch.setattr(Table, "_read_record", lambda self, key, partition, offset: None)
     assert table.get(b"a") is None
     assert len(table) == 1
 

@@ -945,11 +945,11 @@ def test_so_it_is_for_a_client_of_a_server(store: segmentlog.LogStore, monkeypat
     )
     log.append([b"1"], producer=stamp)
     _no_room_for(monkeypatch, store, "CompleteCommit")
-    following = remote.end_transaction("client", numbers, committed=True, bumps=True)
+    following = remote.end_transaction("client", numbers, committed=True, bumps_epoch=True)
     assert following.epoch == numbers.epoch + 1
     assert values_of(store, "b") == [b"1"]
     monkeypatch.undo()
-    assert remote.end_transaction("client", numbers, committed=True, bumps=True) == following
+    assert remote.end_transaction("client", numbers, committed=True, bumps_epoch=True) == following
     assert store.transactions.states()["client"].status == "CompleteCommit"
 
 

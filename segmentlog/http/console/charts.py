@@ -114,7 +114,7 @@ class Sparkline(NamedTuple):
 
 
 def sparkline(samples: Sequence[RateSample]) -> Sparkline | None:
-    """Return the chart of the last five minutes; None if they have fewer than two samples."""
+    """Return the chart of the last five minutes; None if there are fewer than two samples in that time."""
     shown = [sample for sample in samples if sample.at_s >= samples[-1].at_s - _SPARK_S]
     if len(shown) < 2:
         return None
@@ -164,7 +164,7 @@ class LagHistory:
         self._added_s: dict[str, float] = {}
 
     def add(self, group: str, at_ms: int, lag: int) -> None:
-        """Add a sample, unless the group has one from the last two seconds."""
+        """Add a sample, unless the last sample of the group is less than two seconds old."""
         now_s = time.monotonic()
         with self._mutex:
             if now_s - self._added_s.get(group, -_INTERVAL_S) < _INTERVAL_S:

@@ -112,7 +112,7 @@ def find_views(data: bytes | None) -> ViewOptions:
 
 
 def render_view(data: bytes, view: View, looks: ViewOptions) -> RenderedBytes:
-    """Render a value in one view, as much of it as fits on a page."""
+    """Render a value in one view, shortened to what fits on a page."""
     if view == "hex":
         return RenderedBytes(hex_dump(data[:HEX_BYTES]), "binary", len(data), len(data) > HEX_BYTES)
     text = looks.json if view == "json" else None

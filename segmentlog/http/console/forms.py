@@ -20,7 +20,7 @@ Form = Mapping[str, list[str]]
 
 
 async def read_form(request: Request) -> Form:
-    """Read a form, with a limit on its size and its number of fields. Raises `HttpProblem`."""
+    """Return the fields of a form. Raises `HttpProblem` if the form is malformed, too large or has too many fields."""
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/x-www-form-urlencoded":
         raise HttpProblem(
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE,

@@ -43,7 +43,7 @@ Page = Callable[[Request], Response]
 
 _STATIC: Final = {"console.css": "text/css", "console.js": "text/javascript", "icon.svg": "image/svg+xml"}
 _COUNTED_MAX: Final = 1000
-"""With more topics, groups and producers than this the navigation shows counts only if there is no ACL file."""
+"""With an ACL file and more topics, groups and producers than this, the navigation shows no counts."""
 _YEAR: Final = "public, max-age=31536000, immutable"
 # Messages on the page after a form, by the `done` parameter of its address.
 _DONE: Final = {

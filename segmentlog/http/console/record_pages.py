@@ -106,7 +106,7 @@ class RecordPages:
     def _begins(
         self, logs: list[Partition], at: str, start_text: str, isolation: Isolation, errors: dict[str, str]
     ) -> dict[int, int]:
-        """Return the offset to start at in each partition. A problem is added to ``errors``."""
+        """Return the offset to start at in each partition. Adds a problem with the form to ``errors``."""
         ends = {log.number: log.end_offset(isolation=isolation) for log in logs}
         if at == "end":
             return ends
@@ -133,7 +133,10 @@ class RecordPages:
     def _behind_key(
         self, logs: list[Partition], ends: dict[int, int], key: str, isolation: Isolation, errors: dict[str, str]
     ) -> dict[int, int]:
-        """Return where to start: at the newest record with this key in its partition, at the end of all others."""
+        """Return the offset to start at in each partition.
+
+        The partition of the newest record with this key starts at that record, all other partitions start at their end.
+        """
         found = search(logs, ends, RecordFilter.parse(key=key), limit=1, backwards=True, isolation=isolation)
         if found.records:
             return {**ends, found.records[0].partition: found.records[0].offset}

@@ -22,7 +22,7 @@ SECONDS: Final = 1.0
 BYTES: Final = 128 << 20
 _FIRST_WIDTH: Final = 64
 _WIDTH_MAX: Final = 1 << 16
-"""Offsets that a backward search reads at a time. It starts with few: matches are often near the end."""
+"""Offsets that a backward search reads at a time, at first and at most. Matches are often near the end."""
 _VALUES_MAX: Final = 32 << 20
 """Maximum bytes of matching records held in memory."""
 
@@ -68,7 +68,10 @@ class _Budget:
         return time.monotonic() - self._began_s
 
     def share(self, among: int) -> None:
-        """Set the limits for the next partition: its share of the rest, with ``among`` partitions left to search."""
+        """Set the limits for the next partition to its share of what is left of the budget.
+
+        ``among`` is the number of partitions left to search.
+        """
         now_s = time.monotonic()
         self._deadline_s = now_s + max(self._began_s + self._seconds - now_s, 0.0) / among
         self._limit_bytes = self.read_bytes + max(self._size_bytes - self.read_bytes, 0) // among
@@ -95,9 +98,10 @@ def search(
     logs: Sequence[Partition], begins: dict[int, int], record_filter: RecordFilter, *, limit: int, backwards: bool =
     False, isolation: Isolation = "read_uncommitted", seconds: float = SECONDS, size_bytes: int = BYTES,
 ) -> SearchResult:  # fmt: skip
-    """Return up to ``limit`` matching records, ordered by time, from ``begins`` forward or backward in each partition.
+    """Search each partition from its offset in ``begins``, forward or backward, for up to ``limit`` matching records.
 
-    Some batches of each partition are examined however small the budget is, so that repeated searches always advance.
+    The records are ordered by time. Each search examines some batches of each partition even if the budget is small, so
+    that repeated searches always advance.
     """
     budget = _Budget(seconds, size_bytes)
     walk = _search_backward if backwards else _search_forward
@@ -195,7 +199,7 @@ def _damage_recorder(log: Partition, budget: _Budget) -> Callable[[int, int, Cor
 
 
 def readable_from(log: Partition, offset: int) -> int:
-    """Return the first readable offset at or after ``offset``: not before the log's start, not in a lost range."""
+    """Return the first readable offset at or after ``offset``: after the log start and outside lost ranges."""
     for _ in range(10):  # retention may move the start meanwhile
         try:
             return log.check_position(min(max(offset, log.log_start_offset), log.log_end_offset))

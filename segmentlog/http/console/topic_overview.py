@@ -32,7 +32,7 @@ _FRESH_S: Final = 1.0
 _EASY: Final = 9
 """Pause between two refreshes, as a multiple of the time that the last refresh took; at least a second."""
 _SLOW_S: Final = 0.05
-"""If reading takes longer, it runs after the response was sent."""
+"""If reading the states takes longer, the server reads them after it has sent the response."""
 _OLD_S: Final = 30.0
 """Maximum age of an overview shown on a page."""
 _RATE_MIN_S: Final = 1.0

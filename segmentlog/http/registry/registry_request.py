@@ -66,7 +66,7 @@ class RegistryRequest(NamedTuple):
         return self.query.get(name, "").lower() == "true"
 
     def part(self, found: Sequence[_T]) -> list[_T]:
-        """Return the part of a list that ``offset`` and ``limit`` ask for."""
+        """Return the part of a list that the query parameters ``offset`` and ``limit`` select."""
         offset, limit = self._count("offset", 0), self._count("limit", -1)
         return list(found[offset:]) if limit < 0 else list(found[offset : offset + limit])
 

@@ -1,4 +1,4 @@
-"""Appends the records of a request, with one append for each partition, which gets all of its records or none."""
+"""Appends the records of a request, with one append for each partition. A partition gets all of its records or none."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class RecordLists(msgspec.Struct):
 
 
 class BatchResult(msgspec.Struct):
-    """Outcome of appending a batch. ``rows`` are the indices of a partition's records in the request; None for all."""
+    """Outcome of a request that appends records. ``rows`` are the indices of a partition's records; None for all."""
 
     count: int
     parts: list[tuple[int, int, Rows | None]]
@@ -79,9 +79,9 @@ class BatchAppender:
     def is_non_blocking(self, topic_name: str, ack: AckName | None) -> bool:
         """Return whether an append to this topic cannot block, so that the event loop may run it itself.
 
-        A thread costs as much as the append, because both compete for the interpreter's lock. An append without a
-        thread requires open partitions and a policy without fsync. It also requires that other processes are not
-        appending: a suspended process would block all clients of the event loop.
+        A thread costs as much time as the append, because both compete for the interpreter's lock. An append cannot
+        block if the partitions are open, the topic's policy needs no fsync, and no other process appends: a suspended
+        process would block all clients of the event loop.
         """
         if ack not in (None, "written"):
             return False
@@ -106,9 +106,9 @@ class BatchAppender:
     def append(
         self, topic_name: str, records: RecordLists, ack: AckName | None = None, partition: int | None = None
     ) -> BatchResult:
-        """Append records, all to ``partition`` if it is given. A failing partition does not affect the others.
+        """Append records, all to ``partition`` if it is given. A failing partition does not affect other partitions.
 
-        Raises `UnknownTopic`, and `HttpProblem` for an unknown partition; nothing is appended then.
+        Raises `UnknownTopic`, and `HttpProblem` for an unknown partition. Then nothing was appended.
         """
         topic = self._store.topic(topic_name)
         total = len(records.values)

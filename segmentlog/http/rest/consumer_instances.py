@@ -1,6 +1,7 @@
-"""Consumer instances of REST v2: each reads for one client between its requests.
+"""Consumer instances of REST v2: each keeps the consumer of one client between the client's requests.
 
-An instance expires after five minutes without a request; closing the server closes all instances. Both leave the group.
+An instance expires after five minutes without a request; closing the server closes all instances. A closed or expired
+instance leaves its group.
 Only the principal that created an instance can use it.
 """
 

@@ -50,7 +50,7 @@ NO_CONTENT: Final = ResponseSpec(media=(), description="Success, without content
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """One method of one path."""
+    """An HTTP method and a path, with their handler and the types of its requests and responses."""
 
     method: str
     path: str
@@ -64,7 +64,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     body: Any = None
     """Type of a JSON body, for decoding and for the OpenAPI document."""
     bodies: Mapping[str, Any] = {}
-    """Types of the body by media type, where they differ."""
+    """Types of the body by media type, if they differ between media types."""
     body_optional: bool = False
     requires_content_type: bool = False
     problems: tuple[int, ...] = ()

@@ -5,7 +5,7 @@
 The first part is the beginning of the topic's id: a topic created again under the same name has another id. The second
 part is the next offset of each partition, from partition 0. Clients return the id in a header, whose size is limited,
 so a stream has a limited number of partitions. Short ids are sent with every event. Long ids would be most of the data,
-so only the last event of each chunk has one. A client whose stream breaks within a chunk receives that chunk again.
+so only the last event of each chunk has an id. A client whose stream breaks within a chunk receives that chunk again.
 """
 
 from __future__ import annotations
@@ -95,11 +95,12 @@ def read_events(
     ends: Sequence[int] | None = None,
     first: int = 0,
 ) -> Iterator[EventChunk]:
-    """Yield events after the positions, up to ``ends`` or the current ends of the logs: some of each partition.
+    """Yield chunks of events after the positions, up to ``ends`` or the current ends of the logs.
 
-    Every chunk continues where the previous chunk ends. Partition ``first`` comes first, and partition 0 follows the
-    last. A caller that stops early must start the next call with the partition after that of its last chunk: otherwise
-    a backlog in one partition blocks the partitions after it. Raises like `Partition.read`.
+    Read some events of each partition in turn, from partition ``first`` on, with partition 0 after the last partition.
+    The positions of a chunk include all chunks before it. A caller that stops early must start the next call with the
+    partition after that of its last chunk: otherwise a backlog in one partition blocks the partitions after it. Raises
+    like `Partition.read`.
     """
     now = list(positions)
     for number in (*range(first, len(logs)), *range(min(first, len(logs)))):

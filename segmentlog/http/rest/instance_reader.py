@@ -29,7 +29,7 @@ _COMMIT_INTERVAL_S: Final = 5.0
 _MATCH_INTERVAL_S: Final = 1.0
 _ASSIGN_WAIT_S: Final = 2.0
 _POLL_INTERVAL_MS: Final = 420_000
-"""Longer than the life of an idle instance: the instance expires before its membership does."""
+"""Time-out of group members. It is longer than that of an idle instance, so the instance expires first."""
 
 Reset = Literal["earliest", "latest", "error"]
 MayRead = Callable[[str], bool]
@@ -92,7 +92,7 @@ class InstanceReader:
         self._join({})
 
     def unsubscribe(self) -> None:
-        """Drop the subscription or the assignment."""
+        """Remove the subscription or the assignment."""
         self._leave()
         self._pattern, self._topics, self._chosen = None, [], []
 
@@ -149,7 +149,7 @@ class InstanceReader:
         return [topic for topic in pattern.matching(self._store.topics()) if may_read(topic)]
 
     def _join(self, former_positions: Mapping[TopicPartition, int]) -> None:
-        """Join the group. Positions beyond the committed offsets are kept."""
+        """Join the group. Keep positions that are after the committed offsets."""
         if not self._topics:
             return
         options = self._options
@@ -244,7 +244,7 @@ class InstanceReader:
         except (SegmentlogError, OSError) as error:
             if not found:
                 raise
-            # The positions are already after these records: if they were dropped here, they would be committed unread.
+            # The positions are already after these records. Return the records, or their offsets are committed unread.
             logger.warning("consumer instance %s of group %s: reading stopped: %s", self._name, self.group, error)
         except BaseException:
             self.return_records(found)
@@ -278,7 +278,7 @@ class InstanceReader:
     # ------------------------------------------------------------ positions
 
     def seek(self, tp: TopicPartition, to: int | Literal["earliest", "latest"], *, from_time: bool = False) -> None:
-        """Move to an offset, or with ``from_time`` to the first record of a time. Raises `HttpProblem` (409)."""
+        """Seek to an offset, or with ``from_time`` to the first record from a time on. Raises `HttpProblem` (409)."""
         consumer = self._assigned_consumer(tp)
         if from_time:
             found = self._store.open_partition(tp.topic, tp.partition).offset_for_timestamp(int(to))

@@ -1,7 +1,7 @@
 """Splits a stream of concatenated JSON objects, with or without whitespace between them.
 
-A line that is one whole object, as most clients send it, is recognized by decoding it. Other lines are tried once, and
-each of their objects is scanned once for its end, however small the pieces are.
+Most clients send one object a line, so each line is first decoded as one object. If that fails, each object of the line
+is scanned for its end. Every byte is scanned only once, however small the pieces are.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ class JsonObjectSplitter(Generic[_T]):
                 if len(self._buffer) - self._start > self._size_max:
                     raise MalformedJson(f"an object has more than {self._size_max:,} bytes")
                 break
-            yield self._take(end)
+            yield self._decode_up_to(end)
         del self._buffer[: self._start]
         self._at -= self._start
         self._tried -= self._start
         self._start = 0
 
     def finish(self) -> None:
-        """End the stream. Raises `MalformedJson` within an object."""
+        """End the stream. Raises `MalformedJson` if the last object is incomplete."""
         if self._buffer.strip():
             raise MalformedJson("the body ends within an object")
 
@@ -82,7 +82,7 @@ class JsonObjectSplitter(Generic[_T]):
         self._start = self._at = at
 
     def _try_line(self) -> _T | None:
-        """Return the rest of the line decoded if it is one valid object, else None."""
+        """Decode the rest of the line as one object. Return None if it is not one valid object."""
         end = self._buffer.find(b"\n", self._start)
         self._tried = end if end >= 0 else len(self._buffer)
         if end < 0:
@@ -91,16 +91,21 @@ class JsonObjectSplitter(Generic[_T]):
             found = self._decode(bytes(self._buffer[self._start : end]))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None
-        self._done(end)
+        self._skip_to(end)
         return found
 
-    def _done(self, end: int) -> None:
+    def _skip_to(self, end: int) -> None:
+        """Set the start of the next object, and reset the scan for its end."""
         self._start = self._at = end
         self._depth, self._in_string = 0, False
 
-    def _take(self, end: int) -> _T | msgspec.ValidationError:
+    def _decode_up_to(self, end: int) -> _T | msgspec.ValidationError:
+        """Decode the object that ends at ``end``, and skip it. Return the error if `decode` rejects the object.
+
+        Raises `MalformedJson` if the bytes are not JSON.
+        """
         data = bytes(self._buffer[self._start : end])
-        self._done(end)
+        self._skip_to(end)
         try:
             return self._decode(data)
         except msgspec.ValidationError as error:
@@ -109,7 +114,10 @@ class JsonObjectSplitter(Generic[_T]):
             raise MalformedJson(str(error)) from None
 
     def _find_end(self) -> int | None:
-        """Return the end of the object at `_start`, scanning from `_at`; None if it has not arrived."""
+        """Return the end of the object that begins at `_start`; None if its end has not arrived.
+
+        The scan resumes at `_at`, where it ended in the previous piece.
+        """
         buffer = self._buffer
         while True:
             match = (_INSIDE if self._in_string else _OUTSIDE).search(buffer, self._at)

@@ -28,9 +28,9 @@ _process = _ProcessMutex()
 
 
 class LargeBatchSlot:
-    """Context manager around reading: from the first large batch until it exits, no other thread reads a large batch.
+    """Context manager around reading. From its first large batch until it exits, no other thread reads a large batch.
 
-    Code within it must not wait for a client.
+    Code within the context must not wait for a client.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class LargeBatchSlot:
             _process.mutex.release()
 
     def acquire_for(self, batch: RecordBatch) -> None:
-        """Wait for the slot if the batch is large. Call it before decompressing. Raises `HttpProblem` (503)."""
+        """Wait for the slot if the batch is large. Call this before decompressing. Raises `HttpProblem` (503)."""
         if self._is_held or batch.raw_size_bytes <= LARGE_BYTES:
             return
         if not _process.mutex.acquire(timeout=_WAIT_S):

@@ -135,7 +135,8 @@ def events(
 ) -> bytes:
     """Return a server-sent event for each record.
 
-    The id is ``id_prefix``, the next offset, ``id_suffix``. With ``at_each`` every event has an id, else only the last.
+    An id consists of ``id_prefix``, the offset after the record, and ``id_suffix``. With ``at_each`` every event has an
+    id, otherwise only the last.
     """
     rendered = lines(batch, value_encoding).split(b"\n")
     if not at_each:

@@ -56,8 +56,7 @@ class StreamedResponse:
         self.headers = [(b"content-type", content_type.encode()), *headers]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the response. Headers are sent after the first piece is ready: until then an error has its own
-        response."""
+        """Send the response. Send its headers once the first piece is ready, so that an error before can replace it."""
         pieces = self.pieces
         try:
             if scope["method"] == "HEAD":

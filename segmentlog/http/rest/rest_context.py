@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 _THREADS: Final = 32
-"""Most threads wait: for a shared fsync, or for an object store."""
+"""High, because most threads wait for a shared fsync or for an object store."""
 
 _SHIPPED_AT_A_TIME: Final = 12
 """Number of threads that may wait for an object store, each up to two minutes if it is unreachable."""
@@ -43,8 +43,7 @@ class RestContext:
         self._shipping = asyncio.Semaphore(_SHIPPED_AT_A_TIME)
 
     async def append(self, ack: AckName | None, do: Callable[..., _T], *args: Any) -> _T:
-        """Run an append in a thread. Only a few appends wait for an object store at a time, so that other requests
-        find threads."""
+        """Run an append in a thread. At most `_SHIPPED_AT_A_TIME` appends may wait for an object store."""
         if ack != "shipped":
             return await self.work(do, *args)
         # Check before the append: otherwise it would succeed and then be reported as failed.

@@ -111,7 +111,7 @@ def _encoder(parsed: ParsedSchema, record: SchemaRecord) -> Encode:
 
 
 def _protobuf_encoder(parsed: ParsedSchema, head: bytes) -> Encode:
-    """Return an encoder for the first message of the file, as in the REST Proxy."""
+    """Return an encoder for the first message type of the .proto file, as the REST Proxy does."""
     from google.protobuf import json_format
     from google.protobuf.message_factory import GetMessageClass
 

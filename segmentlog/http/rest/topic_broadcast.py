@@ -2,9 +2,9 @@
 
 One thread reads for all broadcasts. It puts the encoded chunks of a topic into a ring, and each listener sends them at
 its own pace. The ring has a size limit. When it is full, the thread waits for the slowest listener, at most one second
-if other listeners are waiting. A listener that is too slow is removed from the ring and reads the log itself, as does a
-listener that starts at earlier offsets. So each listener receives every record exactly once. A removed listener rejoins
-the ring once it has caught up.
+if other listeners are waiting. A listener that is too slow is removed from the ring and reads the log itself. A
+listener that starts at earlier offsets also reads the log itself. So each listener receives every record exactly once.
+A listener that reads the log itself joins the ring once it has caught up.
 
     ring       chunks [first, next), each with the positions after it
     positions  positions after the last chunk, where the thread continues to read
@@ -69,7 +69,7 @@ class TopicBroadcast:
         self.listeners: set[BroadcastListener] = set()
         self.logs: list[Partition] = topic.partitions()
         self.failure_count = 0
-        """How often reading failed. After each failure every listener reads the log itself, and gets the error."""
+        """Number of failures. After each failure every listener reads the log itself, and so gets the error."""
         self.is_full = False
         """Whether the thread waits for free space in the ring. The listener that frees it interrupts the wait."""
         self._mutex = fork_safety.lock(self, "_mutex")
@@ -88,7 +88,7 @@ class TopicBroadcast:
     # ------------------------------------------------------------ listeners
 
     def try_join(self, listener: BroadcastListener) -> bool:
-        """Attach a listener to the ring if its positions match a chunk's end, or if the ring has no listener."""
+        """Attach a listener to the ring if its positions match those after a chunk, or if the ring has no listener."""
         with self._mutex:
             positions = listener.positions
             if not any(one.is_live for one in self.listeners):
@@ -108,7 +108,10 @@ class TopicBroadcast:
             return False
 
     def target(self, positions: Sequence[int]) -> tuple[int, ...] | None:
-        """Return the positions up to which a listener must read to join; None if it is ahead in a partition."""
+        """Return the positions up to which a listener must read the log to join the ring.
+
+        Return None if the listener is ahead of the ring in a partition.
+        """
         with self._mutex:
             target_positions = self._positions
         behind = len(target_positions) == len(positions) and all(map(int.__le__, positions, target_positions))
@@ -149,7 +152,7 @@ class TopicBroadcast:
     # ------------------------------------------------------------ the thread
 
     def advance(self) -> bool:
-        """Read new records of each partition into the ring, and return whether there were any or reading failed."""
+        """Read new records of each partition into the ring. Return True if there were any, or if reading failed."""
         with self._mutex:
             if not any(one.is_live for one in self.listeners):
                 return False

@@ -1,7 +1,7 @@
 """Formats of keys and values in requests and responses: base64, JSON, text and schemas.
 
-JSON is stored byte for byte as sent, so numbers of any length and the order of fields survive, and nothing is encoded
-again. Its syntax is checked when it is received and when it is sent: other producers may have written to the topic.
+JSON is stored byte for byte as the client sent it, so numbers of any length and the order of fields stay the same. Its
+syntax is checked when it is stored, and again when it is read: other producers may have written to the topic.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class SchemaCodec(Protocol):
         """Return the writer of one schema, registering it if given in full. Raises `SegmentlogError`, ValueError."""
 
     def read(self, data: bytes) -> Any:
-        """Decode data that begin with a schema id, by that schema. Raises `SegmentlogError`, ValueError."""
+        """Decode data that begin with the id of their schema. Raises `SegmentlogError`, ValueError."""
 
 
 def bytes_of_json(raw: Raw) -> bytes | None:

@@ -139,6 +139,13 @@ class Appender:
 
         Raises `ProducerFenced` if a newer epoch of the producer has a transaction open.
         """
+        try:
+            return self._end_transaction(producer_id, epoch, committed=committed, now_ms=now_ms)
+        except OffsetGrantExhausted as error:
+            wait_granted(self._handle, error.ceiling, at_once=True)  # wakes the shipper; the coordinator tries again
+            raise
+
+    def _end_transaction(self, producer_id: int, epoch: int, *, committed: bool, now_ms: int) -> int | None:
         handle = self._handle
         with handle.translating_errors(), handle.append_locked(by_names=False):
             log = self._current_log()

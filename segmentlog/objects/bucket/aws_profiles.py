@@ -56,9 +56,9 @@ def profile_options(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return obstore's options for the AWS profile in use; an empty dictionary if no profile applies.
 
     The variable AWS_PROFILE names the profile; without it the profile ``default`` applies if it exists. As with AWS's
-    own tools, credentials in AWS_ACCESS_KEY_ID take precedence over any profile. No profile applies either if
-    ``options`` contain credentials. Raise `InvalidConfig` for a named profile that does not exist, has no credentials,
-    or cannot be read because botocore is not installed.
+    own tools, credentials in AWS_ACCESS_KEY_ID take precedence over any profile. So do credentials in ``options``.
+    Raise `InvalidConfig` for a named profile that does not exist, has no credentials, or cannot be read because
+    botocore is not installed.
     """
     if not _is_aws_url(url) or any(name in options or f"aws_{name}" in options for name in _GIVEN):
         return {}
@@ -91,7 +91,9 @@ def profile_options(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
     except ProfileNotFound:
         raise InvalidConfig("AWS_PROFILE", named, f"a profile in {' or '.join(profile_files())}") from None
     except BotoCoreError as error:
-        raise InvalidConfig("AWS_PROFILE", named or "default", f"a profile that gives credentials ({error})") from None
+        raise InvalidConfig(
+            "AWS_PROFILE", named or "default", f"a profile that gives credentials (botocore: {error})"
+        ) from None
     if named and needs_keys and "credential_provider" not in found:
         expected = f"a profile with credentials; {' and '.join(profile_files())} contain none for it"
         raise InvalidConfig("AWS_PROFILE", named, expected)
@@ -106,7 +108,7 @@ def profile_files() -> tuple[str, str]:
 
 
 def _settings(session: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the profile's region and endpoint, as far as neither the environment nor the caller gives them."""
+    """Return the profile's region and endpoint. Omit a setting that the environment or the caller sets."""
     from botocore.configprovider import ConfiguredEndpointProvider
 
     found = {}

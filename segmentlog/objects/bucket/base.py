@@ -1,4 +1,4 @@
-"""The interface of an object store, as far as segmentlog uses it.
+"""The interface of an object store: the operations that segmentlog uses.
 
     put               upload an object under a name that is used only once; repeating the call is harmless
     compare_and_swap  replace the manifest, the only object that changes, unless another process replaced it first
@@ -39,7 +39,7 @@ class ObjectMissing(ObjectStoreError):
 class PreconditionFailed(ObjectStoreError):
     """A conditional put failed: another process has replaced the object.
 
-    An earlier attempt of this process may also have done so, if its answer was lost.
+    It may also have been an earlier attempt of this process, which succeeded although its response was lost.
     """
 
     def __init__(self, url: str, key: str) -> None:
@@ -49,7 +49,7 @@ class PreconditionFailed(ObjectStoreError):
 
 
 class Bucket(Protocol):
-    """A place in an object store. Methods raise `ObjectStoreError`, whose ``retriable`` says if a retry can help."""
+    """The objects below one URL. Methods raise `ObjectStoreError`; its ``retriable`` is true if a retry can succeed."""
 
     url: str
     """The URL without secrets, for messages."""
@@ -66,8 +66,8 @@ class Bucket(Protocol):
     def compare_and_swap(self, key: str, data: Data, tag: str | None) -> str:
         """Replace the object that has this tag, and return the new tag; with None create the object.
 
-        Raise `PreconditionFailed` if the object has another tag or exists already. Then this call changed nothing; an
-        earlier call with the same data may have taken effect.
+        Raise `PreconditionFailed` if the object has another tag, or exists although the tag is None. Then this call
+        changed nothing, but an earlier call with the same data may have succeeded.
         """
 
     def delete(self, keys: Iterable[str]) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from segmentlog.errors import InvalidConfig, ObjectStoreError
+from segmentlog.errors import ConditionIgnored, InvalidConfig, ObjectStoreError
 from segmentlog.objects.bucket.aws_profiles import ProfileCredentials, profile_options
 from segmentlog.objects.bucket.base import Data, ObjectInfo, ObjectMissing, PreconditionFailed
 from segmentlog.objects.bucket.error_messages import ErrorFormatter, credential_sources, is_retriable, without_secrets
@@ -40,7 +40,7 @@ _CLIENT_SETTINGS: Final = (
     "allow_http", "allow_invalid_certificates", "connect_timeout", "pool_idle_timeout", "pool_max_idle_per_host",
     "proxy_url", "proxy_excludes", "proxy_ca_certificate", "timeout", "user_agent",
 )  # fmt: skip
-"""obstore reads these settings from the environment only if it is given no client option; this module gives one."""
+"""Client settings. obstore reads them from the environment only without client options, and this module passes one."""
 _PREFIXES: Final = {"s3": "AWS_", "s3a": "AWS_", "gs": "GOOGLE_", "az": "AZURE_", "abfs": "AZURE_", "abfss": "AZURE_"}
 
 _NO_TAG: Final = {"e_tag": '"00000000000000000000000000000000"', "version": "1"}
@@ -51,13 +51,16 @@ _threads_of = 0
 
 
 class CloudBucket:
-    """A `Bucket` at a URL that obstore supports. Thread-safe. ``options`` go to obstore, for tests and odd servers."""
+    """A `Bucket` at a URL that obstore supports. Thread-safe.
+
+    ``options`` are passed to obstore, for tests and for servers that need special settings.
+    """
 
     def __init__(self, url: str, *, limiter: RateLimiter | None = None, **options: Any) -> None:
         self._limiter = limiter or RateLimiter()
         self.url = without_secrets(url).rstrip("/")
         self._formatter = ErrorFormatter(url, options)
-        self._obstore = _load()
+        self._obstore = _load(self.url)
         given: dict[str, Any] = {}
         if not url.startswith(("memory:", "file:")):  # obstore sends no requests to these
             given["retry_config"] = {"max_retries": _RETRIES, "retry_timeout": timedelta(seconds=_RETRY_S)}
@@ -69,14 +72,14 @@ class CloudBucket:
             self._store: ObjectStore = self._obstore.store.from_url(url, **(given | options))
         except Exception as error:  # the builder raises many types
             raise InvalidConfig(
-                "url", self.url, f"one that obstore can open ({self._formatter.describe(error)})"
+                "url", self.url, f"a URL that obstore can open (obstore: {self._formatter.describe(error)})"
             ) from None
 
     def __repr__(self) -> str:
         return f"CloudBucket({self.url!r})"
 
     def get(self, key: str) -> tuple[bytes, str]:
-        """Do as `Bucket.get`. Download a large object in parts, so that each request stays within its time limit."""
+        """Implement `Bucket.get`. Download a large object in parts, so that each request meets its time limit."""
         with self._translating_errors(key):
             found = self._obstore.get(self._store, key)
             size_bytes, tag = found.meta["size"], found.meta["e_tag"]
@@ -91,7 +94,7 @@ class CloudBucket:
             return b"".join(parts), _tag(meta)
 
     def get_range(self, key: str, start: int, size_bytes: int) -> Data:
-        """Do as `Bucket.get_range`. Return a view of obstore's memory: copying it would take a quarter of the time."""
+        """Implement `Bucket.get_range`. Return a view of obstore's memory: a copy would take a quarter of the time."""
         if not size_bytes:
             return b""
         with self._translating_errors(key):
@@ -103,7 +106,7 @@ class CloudBucket:
         return data
 
     def put(self, key: str, data: Data) -> None:
-        """Do as `Bucket.put`. Upload a large object in parallel parts."""
+        """Implement `Bucket.put`. Upload a large object in parallel parts."""
         paced: Data | Iterator[memoryview] = data
         if self._limiter.is_limited:
             if len(data) > _PUT_BYTES:
@@ -114,7 +117,7 @@ class CloudBucket:
             self._obstore.put(self._store, key, paced, chunk_size=_PUT_BYTES, max_concurrency=_PARTS)
 
     def compare_and_swap(self, key: str, data: Data, tag: str | None) -> str:
-        """Do as `Bucket.compare_and_swap`. Check at the first put that the object store honours conditions."""
+        """Implement `Bucket.compare_and_swap`. Check at the first put that the object store honours conditions."""
         mode = "create" if tag is None else json.loads(tag)
         found = self._put_if(key, data, mode)
         if tag is None:
@@ -135,10 +138,10 @@ class CloudBucket:
             why = (
                 "this object store ignores conditional writes, so owners could overwrite each other; use another store"
             )
-            raise ObjectStoreError(self.url, key, why, False)
+            raise ConditionIgnored(self.url, key, why)
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Do as `Bucket.delete`."""
+        """Implement `Bucket.delete`."""
         rest = list(keys)
         while rest:
             some, rest = rest[:_DELETE_BATCH_KEYS], rest[_DELETE_BATCH_KEYS:]
@@ -154,7 +157,7 @@ class CloudBucket:
             self._obstore.delete(self._store, keys)
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        """Do as `Bucket.list`."""
+        """Implement `Bucket.list`."""
         # obstore accepts only whole path segments as a prefix.
         below = prefix.rpartition("/")[0]
         with self._translating_errors(prefix or "/", writes=True):
@@ -165,7 +168,10 @@ class CloudBucket:
 
     @contextlib.contextmanager
     def _translating_errors(self, key: str, *, writes: bool = False) -> Iterator[None]:
-        """Translate obstore's errors; add URL, key, and if a retry can help. With ``writes``, 404 is a failure."""
+        """Translate obstore's errors; add the URL, the key and whether a retry can succeed.
+
+        A response 404 means a missing object, except in ``writes``, where it is an error of the bucket.
+        """
         errors = self._obstore.exceptions
         try:
             _check_fork(self.url, key)
@@ -190,7 +196,7 @@ class CloudBucket:
             raise ObjectStoreError(self.url, key, self._describe(error), is_retriable(error)) from None
 
     def _describe(self, error: BaseException) -> str:
-        """Return the text of an error without secrets. If credentials are missing, add where they were looked for."""
+        """Return the text of an error without secrets. If credentials are missing, name the places searched."""
         if self._keys is None:
             sources = credential_sources(self.url, error)
             text = self._formatter.describe(error)
@@ -220,7 +226,7 @@ def _check_fork(url: str, key: str) -> None:
         raise ObjectStoreError(url, key, why, False)
 
 
-def _load() -> Any:
+def _load(url: str) -> Any:
     try:
         import obstore
         import obstore.exceptions
@@ -228,7 +234,8 @@ def _load() -> Any:
     except ImportError:
         raise InvalidConfig(
             "url",
-            "an object store",
-            "a folder (file:///...), unless obstore is installed: pip install '.[objects]' in a clone of segmentlog",
+            url,
+            "a folder (file:///...). To use an object store, install obstore: pip install '.[objects]' in a clone of"
+            " segmentlog",
         ) from None
     return obstore

@@ -1,6 +1,6 @@
 """Turn errors of obstore into short messages without secrets.
 
-obstore's errors contain the server's answer and a debug dump of Rust's objects. Both may contain secrets: URLs with
+obstore's errors contain the server's response and a debug dump of Rust's objects. Both may contain secrets: URLs with
 queries, passwords, and parts of the refused request that servers repeat, such as its signature and token.
 """
 
@@ -93,7 +93,7 @@ _SOURCES: Final = {
 
 
 def credential_sources(url: str, error: BaseException) -> str:
-    """Return where credentials were looked for, if the last of these places failed; otherwise an empty text."""
+    """Return the places that were searched for credentials if the last place failed; otherwise an empty text."""
     if not _METADATA.search(str(error)):
         return ""
     scheme = url.partition(":")[0].lower()

@@ -1,4 +1,4 @@
-"""A folder as an object store: on another disk, for example, or on a network file system.
+"""A folder that serves as an object store, for example on another disk or on a network file system.
 
 Each object is a file. A put writes a temporary file, syncs and renames it, and then syncs its folder and those parent
 folders that this process has not synced yet. A conditional put locks a file next to the object; the tag is a checksum
@@ -47,13 +47,13 @@ class LocalBucket:
         return f"LocalBucket({self._path!r})"
 
     def get(self, key: str) -> tuple[bytes, str]:
-        """Do as `Bucket.get`. The tag is a checksum."""
+        """Implement `Bucket.get`. The tag is a checksum."""
         with self._translating_errors(key, "read"):
             data = read_file(self._fs, self._file(key))
         return data, _tag(data)
 
     def get_range(self, key: str, start: int, size_bytes: int) -> bytes:
-        """Do as `Bucket.get_range`."""
+        """Implement `Bucket.get_range`."""
         with self._translating_errors(key, "read"), opened(self._fs, self._file(key), os.O_RDONLY | os.O_CLOEXEC) as fd:
             parts = []
             while size_bytes and (part := self._fs.pread(fd, size_bytes, start)):
@@ -64,7 +64,7 @@ class LocalBucket:
         return b"".join(parts)
 
     def put(self, key: str, data: Data) -> None:
-        """Do as `Bucket.put`. The object is on disk when this call returns."""
+        """Implement `Bucket.put`. The object is on disk when this call returns."""
         path = self._file(key)
         self._limiter.wait(len(data))
         with self._translating_errors(key, "written"):
@@ -72,7 +72,7 @@ class LocalBucket:
             replace_file(self._fs, path, cast("bytes", data))
 
     def compare_and_swap(self, key: str, data: Data, tag: str | None) -> str:
-        """Do as `Bucket.compare_and_swap`."""
+        """Implement `Bucket.compare_and_swap`."""
         path = self._file(key)
         with self._translating_errors(key, "written"):
             self._create_folder(os.path.dirname(path))
@@ -87,13 +87,18 @@ class LocalBucket:
         return _tag(data)
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Do as `Bucket.delete`."""
+        """Implement `Bucket.delete`; remove the lock files of `compare_and_swap`, too."""
         for key in keys:
+            lock_path = self._file(key) + FILE_LOCK_SUFFIX
             with contextlib.suppress(ObjectMissing), self._translating_errors(key, "deleted"):
+                if self._fs.exists(lock_path):
+                    # Only the holder may remove the file: waiting processes then lock the file that replaces it.
+                    with ProcessLock(self._fs, lock_path).hold():
+                        self._fs.unlink(lock_path)
                 self._fs.unlink(self._file(key))
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        """Do as `Bucket.list`. Leave out lock files and files that are still being written."""
+        """Implement `Bucket.list`. Leave out lock files and files that are still being written."""
         with self._translating_errors(prefix or "/", "listed"):
             yield from self._list("", prefix)
 
@@ -125,7 +130,10 @@ class LocalBucket:
         return f"{self._path}/{key}"
 
     def _create_folder(self, folder: str) -> None:
-        """Create a folder and its parents durably. Sync existing ones, too: their creator may have died before that."""
+        """Create a folder and its parents durably.
+
+        Also sync folders that exist: the process that created them may have died before its sync.
+        """
         self._refuse_store_folder()
         if self._path not in self._synced:
             make_folders_durably(self._fs, self._path)

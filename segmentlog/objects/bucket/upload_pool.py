@@ -1,4 +1,4 @@
-"""Upload objects, also in parallel: a bounded pool of threads for background uploads."""
+"""Upload objects, one at a time, several in parallel, or in the background on a bounded pool of threads."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def new_nonce() -> str:
 def run_parallel(function: Callable[[Key], Result], keys: Iterable[Key], parallel: int) -> list[Result]:
     """Call ``function`` for each key on up to ``parallel`` threads, and return the results in the order of the keys.
 
-    With 0, or for a single key, the calling thread does it. Raise the error of the first key that failed, after all
-    calls have ended.
+    With 0 threads, or for a single key, the calling thread makes the calls. Raise the error of the first key that
+    failed, after all calls have ended.
     """
     keys = list(keys)
     if not parallel or len(keys) <= 1:
@@ -84,7 +84,7 @@ class UploadPool(Generic[Key, Result]):
         return True
 
     def collect_finished(self, wait_s: float | None = 0.0) -> list[tuple[Key, Future[Result]]]:
-        """Return the uploads that have ended, once each. Wait up to ``wait_s`` for the first if any is running."""
+        """Return the uploads that have ended since the last call. Wait up to ``wait_s`` for the first of them."""
         from concurrent.futures import FIRST_COMPLETED, wait
 
         if wait_s != 0 and self._under_way:
@@ -95,7 +95,7 @@ class UploadPool(Generic[Key, Result]):
         return done
 
     def close(self) -> None:
-        """Start no more uploads, and do not wait: running uploads end by themselves, multi-part ones after a part."""
+        """Start no more uploads, and return at once. Running uploads continue to their end or to the end of a part."""
         self.stop.set()
         self.stop = fork_safety.event(self, "stop")
         if self._pool is not None:

@@ -28,7 +28,7 @@ _SCHEMES: Final = ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss", "ht
 
 
 def check_scheme(name: str, url: str) -> str:
-    """Return the URL if its scheme is one of an object store. Raise `InvalidConfig` with ``name`` otherwise."""
+    """Return the URL if its scheme is one of an object store. Otherwise raise `InvalidConfig` with the key ``name``."""
     if url.partition("://")[0].lower() not in _SCHEMES:
         raise InvalidConfig(name, without_secrets(url), _EXPECTED_URL)
     return url
@@ -37,8 +37,8 @@ def check_scheme(name: str, url: str) -> str:
 def open_bucket(url: object, bytes_per_s: int | None = None) -> Bucket:
     """Open the object store at a URL, with an optional upload limit in bytes/s. Send no request yet.
 
-    Raise `InvalidConfig` for a text that is not such a URL, or one that needs the extra ``objects``. The result is
-    thread-safe.
+    Raise `InvalidConfig` for a text that is not such a URL, or for a URL that needs the extra ``objects`` if that is
+    not installed. The result is thread-safe.
     """
     limiter = RateLimiter(bytes_per_s)
     if not isinstance(url, str) or "://" not in url:

@@ -16,7 +16,7 @@ def find_divergence(local: LocalPartition, shipped: ShippedPartition) -> str:
         if ours.get(epoch.epoch) != epoch.start_offset:
             return f"epoch {epoch.epoch} begins at offset {epoch.start_offset} in the object store, not locally; {_WHY}"
     if epochs[-1].epoch > shipped.epoch:
-        return ""  # the local log gave up its end after the upload, and reported it
+        return ""  # a recovery lost these records after their upload, and reported the range
     if shipped.end_offset > local.log_end_offset:
         end = local.log_end_offset
         return f"its log ends at offset {shipped.end_offset} in the object store, but at {end} locally; {_WHY}"

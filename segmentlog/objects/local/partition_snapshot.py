@@ -1,7 +1,7 @@
 """Snapshots of what is on disk of a store: first where each log ends, then its bytes on request.
 
-Committed offsets are scanned before the data that they refer to, and the transaction log last; `transaction_ends` makes
-sure that the data of its decisions is included.
+Committed offsets are scanned before the data that they refer to. The transaction log is scanned last.
+`transaction_ends` ensures that a manifest with a decision also includes the records of its transaction.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Signature = tuple[int, ...]
 
 _MARKERS_MAX: Final = 1000
 UNKNOWN_OBJECT: Final = "?"
-"""Stands for the object of an evicted segment whose stub is damaged. No object has this name."""
+"""Object name recorded for an evicted segment whose stub is damaged. No object has this name."""
 _STABLE_OFFSETS_MAX: Final = 8
 """Number of scans for which the last stable offset is kept. A scan is published one or two cycles later."""
 
@@ -74,8 +74,8 @@ def topics_to_ship(
 ) -> list[tuple[str, TopicFile]]:  # fmt: skip
     """Return name and file of each topic to ship, in `scan_order`.
 
-    ``shipped`` are the ids in the manifest. Of these topics, two more kinds are returned: topics that are being renamed
-    at this moment, and excluded topics that still have evicted segments.
+    ``shipped`` contains the ids of the topics in the manifest. Also return two kinds of these topics: topics that are
+    being renamed at this moment, and excluded topics that still have evicted segments.
     """
     found: dict[str, tuple[str, TopicFile]] = {}
     for name in topics.names(internal=True):
@@ -131,7 +131,7 @@ class LocalPartition:
         self._handle: Handle = partition.handle
         self._sealed: tuple[int, dict[int, LocalSegment]] = (-1, {})
         self._stable: tuple[int, list[tuple[int, int]]] = (-1, [])
-        """(epoch, its [(log end offset, last stable offset at that time), ...], ascending)."""
+        """(epoch, [(log end offset, last stable offset) of each recent scan in that epoch, oldest first])."""
 
     def signature(self) -> Signature:
         """Return a value that changes whenever there may be something new to ship."""
@@ -143,13 +143,13 @@ class LocalPartition:
 
     @property
     def requested_offset(self) -> int:
-        """End of the offsets that were assigned or that an append is waiting for."""
+        """The offset after the last one that was assigned, or that a waiting append needs."""
         page = self._handle.page
         return max(page.log.read().log_end_offset, page.words[WANTED_WORD])
 
     @property
     def appended_bytes(self) -> int:
-        """A counter that grows with every append."""
+        """Bytes appended to the partition, of which only differences have a meaning."""
         return self._handle.page.log.read().appended_bytes
 
     @property
@@ -226,29 +226,34 @@ class LocalPartition:
         return offset if offset > end_offset else -1
 
     def _record_stable_offset(self, log: LogState) -> None:
-        epoch, known = self._stable
+        """Record the last stable offset at this scan, for `stable_offset`."""
+        epoch, scans = self._stable
         if epoch != log.epoch:  # a truncation may have removed markers
-            known = []
-        if not known or known[-1][0] < log.log_end_offset:
-            known = [*known[-_STABLE_OFFSETS_MAX:], (log.log_end_offset, log.last_stable_offset)]
-        elif known[-1][1] < log.last_stable_offset:
-            known = [*known[:-1], (log.log_end_offset, log.last_stable_offset)]
-        self._stable = log.epoch, known
+            scans = []
+        this_scan = (log.log_end_offset, log.last_stable_offset)
+        if not scans or scans[-1][0] < log.log_end_offset:
+            scans = [*scans[-_STABLE_OFFSETS_MAX:], this_scan]
+        elif scans[-1][1] < log.last_stable_offset:
+            scans = [*scans[:-1], this_scan]
+        self._stable = log.epoch, scans
 
     def stable_offset(self, log: LocalLog, end_offset: int) -> int:
-        """Return an offset below which markers before ``end_offset`` decide every transaction; -1 if it is unknown.
+        """Return the last stable offset of a log that ends at ``end_offset``; -1 if it is unknown.
 
-        The result may be too low: it is the last stable offset of an earlier scan whose log end was at most
+        The result may be too low: it is the last stable offset of an earlier scan, whose log end was at most
         ``end_offset``.
         """
         if not log.has_producers:
             return end_offset
-        epoch, known = self._stable
-        found = (stable for end, stable in reversed(known) if end <= end_offset)
+        epoch, scans = self._stable
+        found = (stable for end, stable in reversed(scans) if end <= end_offset)
         return next(found, -1) if epoch == log.version[0] else -1
 
     def truncated_to(self, log: LocalLog, offset: int) -> LocalLog | None:
-        """Return the snapshot truncated to ``offset``, where a batch ends; None if that cannot be determined."""
+        """Return the snapshot truncated to ``offset``; None if the position of that offset cannot be determined.
+
+        A batch must end at ``offset``.
+        """
         kept = [segment for segment in log.segments if segment.base_offset < offset]
         if offset > log.end_offset or not kept:
             return None
@@ -271,16 +276,17 @@ class LocalPartition:
         return self._handle.fs.stat(segment_stem(self._handle.folder, base) + LOG_SUFFIX)
 
     def _sealed_segment(self, base: int, end: int, log: LogState) -> LocalSegment:
-        generation, known = self._sealed
+        """Return a sealed segment, from the cache unless segments have changed since it was cached."""
+        generation, cached = self._sealed
         if generation != log.generation:
-            known = {}
-            self._sealed = (log.generation, known)
-        found = known.get(base)
-        if found is None or found.end_offset != end:
+            cached = {}
+            self._sealed = (log.generation, cached)
+        segment = cached.get(base)
+        if segment is None or segment.end_offset != end:
             stat = self._stat(base)
             stamp = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
-            found = known[base] = LocalSegment(base, end, stat.st_size, True, stamp, self._remote_key(base))
-        return found
+            segment = cached[base] = LocalSegment(base, end, stat.st_size, True, stamp, self._remote_key(base))
+        return segment
 
     def _remote_key(self, base: int) -> str:
         """Return the key of an evicted segment's object; an empty text if the segment is on the local disk."""
@@ -291,9 +297,10 @@ class LocalPartition:
         return "" if found is None else found[0].key
 
     def read(self, log: LocalLog, segment: int, position: int, size_bytes: int) -> memoryview:
-        """Return bytes of a segment file as of the snapshot ``log``. The bytes stay the same. Thread-safe.
+        """Return bytes of a segment file as of the snapshot ``log``. Later appends do not change them. Thread-safe.
 
-        Raise `SegmentReplaced` if the file was deleted or replaced since, or the log was truncated or compacted.
+        Raise `SegmentReplaced` if since the snapshot the file was deleted or replaced, or the log was truncated or
+        compacted.
         """
         known = next(one for one in log.segments if one.base_offset == segment)
         try:
@@ -329,8 +336,9 @@ class LocalPartition:
             return None
 
     def producers_segment(self, log: LocalLog) -> int:
-        """Return the base offset of the segment at which a read for producer state starts; the log end if none is
-        needed.
+        """Return the base offset of the first segment that must be read to rebuild the producer state.
+
+        Return the end offset if no segment must be read.
         """
         if not log.has_producers:
             return log.end_offset
@@ -339,9 +347,9 @@ class LocalPartition:
         return next((base for base in bases if fs.exists(segment_stem(folder, base) + SNAPSHOT_SUFFIX)), 0)
 
     def index(self, log: LocalLog, segment: LocalSegment) -> bytes | None:
-        """Return the packed index of a sealed segment; None if there is none. It is complete after `max_timestamp`.
+        """Return the packed index of a sealed segment; None if its index is missing or incomplete.
 
-        Raise `SegmentReplaced` as `read` does.
+        Call `max_timestamp` first: it completes the index. Raise `SegmentReplaced` as `read` does.
         """
         handle, base, size_bytes = self._handle, segment.base_offset, segment.size_bytes
         stem = segment_stem(handle.folder, base)
@@ -360,8 +368,8 @@ class LocalPartition:
             if found.position != size_bytes:
                 raise SegmentReplaced(f"segment {base} of {handle.log_name} was replaced during its upload")
             aborted = encode_aborted(size_bytes, found.aborted)
-            if not found.is_kept:
-                with contextlib.suppress(OSError):  # another attempt is made before the segment is evicted
+            if not found.is_stored:
+                with contextlib.suppress(OSError):  # `complete_indexes` tries again before the segment is evicted
                     write_txn_index(handle, base, found)
         self.read(log, base, 0, 0)
         return pack_index(offsets, times, aborted)
@@ -371,13 +379,13 @@ class LocalPartition:
         return read_sealed_aborts(handle, base, lambda: handle.segment_context(base, segment.end_offset))
 
     def complete_indexes(self, log: LocalLog, segment: LocalSegment) -> None:
-        """Store all indexes of a sealed segment, so that lookups and reads of committed records do not need its bytes.
+        """Write all indexes of a sealed segment, so that lookups and `read_committed` readers do not need its bytes.
 
         Raise FileNotFoundError for a deleted segment, and `DiskFull`, OSError.
         """
         self.max_timestamp(segment.base_offset)
         found = self._aborted(segment) if log.has_producers else SegmentAborts(segment.size_bytes, sealed=True)
-        if not found.is_kept:
+        if not found.is_stored:
             write_txn_index(self._handle, segment.base_offset, found)
 
     def max_timestamp(self, segment: int) -> int:

@@ -5,9 +5,9 @@ after another, and producers decide transactions meanwhile. So the decisions (th
 read after all partitions have been scanned. A decision names the end of its transaction in each partition. A partition
 that was scanned before its end is scanned again, up to its marker; earlier markers are then included, too.
 
-If a marker is not on disk yet, its decision replaces it after a restore, as it does after a crash. The next decision of
-the same producer drops this information once the marker is on the local disk. Such a decision must not be shipped
-before the marker.
+A marker may not be on disk when its decision is shipped. After a restore, as after a crash, the store then writes the
+marker from the decision. Once the marker is on the local disk, the producer's next decision no longer contains what the
+store needs for that. So that next decision must not be shipped before the marker.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from segmentlog.transactions.transaction_log import TransactionState, decode_sta
 PartitionKey = tuple[str, int]
 """A partition: (topic id, partition number)."""
 TransactionEnds = dict[PartitionKey, dict[int, int]]
-"""End offsets of committed transactions, markers excluded: the last one of each producer id in each partition."""
+"""End offset of the last committed transaction of each producer id in each partition, without its marker."""
 
 
 def commit_ends(log: Partition, start_offset: int, end_offset: int) -> TransactionEnds | None:
@@ -47,7 +47,10 @@ def commit_ends(log: Partition, start_offset: int, end_offset: int) -> Transacti
 
 
 def unconfirmed_commit_ends(log: Partition, end_offset: int) -> TransactionEnds:
-    """Return the ends of transactions whose markers a decision below ``end_offset`` may still have to replace."""
+    """Return the ends of transactions whose markers the store may still have to write from a decision.
+
+    Consider the decisions below ``end_offset``.
+    """
     states: dict[bytes | None, TransactionState] = {}
     for batch in log.read(log.log_start_offset):
         if batch.base_offset >= end_offset:
@@ -71,8 +74,8 @@ def unconfirmed_commit_ends(log: Partition, end_offset: int) -> TransactionEnds:
 def find_markers(log: Partition, ends: Mapping[int, int], durable_offset: int) -> dict[int, int]:
     """Return, by producer id, the offset after the marker of each transaction whose marker is on disk.
 
-    ``ends`` holds the last transaction of each producer. A marker that was trimmed, truncated or damaged is left out:
-    no reader sees it.
+    ``ends`` contains the last transaction of each producer. Markers that were trimmed, truncated or damaged are left
+    out: no reader gets them.
     """
     found: dict[int, int] = {}
     try:

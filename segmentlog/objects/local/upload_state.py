@@ -14,7 +14,7 @@ from segmentlog.objects.local.partition_snapshot import LocalPartition, Signatur
 from segmentlog.objects.local.transaction_ends import PartitionKey
 from segmentlog.objects.local.uploaded_objects import UploadedObjects
 from segmentlog.objects.manifest.orphans import Orphans
-from segmentlog.policy.upload_policy import extend_grant
+from segmentlog.policy.upload_policy import extend_grant, is_untouched
 from segmentlog.topics.topic_registry import Topics
 
 _RATE_MS: Final = 1_000
@@ -24,8 +24,11 @@ _RATE_MS: Final = 1_000
 class PartitionUploadState:
     """Upload state of one partition, kept between cycles."""
 
-    def __init__(self, local: LocalPartition, objects: UploadedObjects, offset_grant: int) -> None:
+    def __init__(
+        self, local: LocalPartition, objects: UploadedObjects, offset_grant: int, *, grants_on_request: bool = False
+    ) -> None:
         self.local = local
+        self._grants_on_request = grants_on_request
         self.objects = objects
         self.scanned: Signature = ()
         """Signature of the log at the last scan; empty if the next cycle must scan it in any case."""
@@ -49,7 +52,10 @@ class PartitionUploadState:
         rate = max(end_offset - self._end_offset, 0) * 1000 / max(elapsed_ms, _RATE_MS) if self._measured_ms else 0.0
         if not self._measured_ms or not 0 <= elapsed_ms < _RATE_MS:
             self._end_offset, self._measured_ms = end_offset, now_ms
-        return extend_grant(end_offset, max(self.offset_grant, entry.offset_grant if entry else 0), rate)
+        offset_grant = max(self.offset_grant, entry.offset_grant if entry else 0)
+        if self._grants_on_request and is_untouched(self.local.log_end_offset, end_offset, offset_grant):
+            return offset_grant
+        return extend_grant(end_offset, offset_grant, rate)
 
     def publish_shipped(self, entry: ShippedPartition) -> None:
         """Pass the published end offset and offset grant on to local readers and appenders, and wake them."""
@@ -65,8 +71,9 @@ class PartitionUploadState:
 class UploadStates:
     """The upload states of all partitions of one store. Not thread-safe, except `unshipped_bytes`."""
 
-    def __init__(self, topics: Topics, orphans: Orphans) -> None:
+    def __init__(self, topics: Topics, orphans: Orphans, *, grants_on_request: bool = False) -> None:
         self._topics = topics
+        self._grants_on_request = grants_on_request
         self._orphans = orphans
         self.by_key: dict[PartitionKey, PartitionUploadState] = {}
         self.uncompared: set[PartitionKey] = set()
@@ -83,7 +90,10 @@ class UploadStates:
             if state is None or state.local.partition is not partition:
                 local = LocalPartition(partition)
                 objects = UploadedObjects(local, self._orphans, before.objects if before is not None else None)
-                state = PartitionUploadState(local, objects, before.offset_grant if before is not None else 0)
+                state = PartitionUploadState(
+                    local, objects, before.offset_grant if before is not None else 0,
+                    grants_on_request=self._grants_on_request,
+                )  # fmt: skip
                 self.by_key[partition_key] = state
             if not state.offset_grant:
                 state.offset_grant = offset_grants.start_limiting(state.local.partition.handle)
@@ -92,7 +102,10 @@ class UploadStates:
             return None
 
     def divergence(self, partition_key: PartitionKey, entry: ShippedPartition) -> str:
-        """Compare a partition with the manifest if that was impossible before; return the difference, or ""."""
+        """Compare a partition with its manifest entry if it could not be opened for an earlier comparison.
+
+        Return a description of the difference; "" if there is none, or if the earlier comparison succeeded.
+        """
         if partition_key not in self.uncompared:
             return ""
         why = find_divergence(self.by_key[partition_key].local, entry)
@@ -106,7 +119,10 @@ class UploadStates:
         return sum(state.local.appended_bytes - state.appended_bytes for state in self.by_key.copy().values())
 
     def keys_in_use(self) -> set[str]:
-        """Return keys of uploaded segments and snapshots that are still valid, even if no manifest refers to them."""
+        """Return the keys of uploaded segments and snapshots that match the local files.
+
+        Later manifests may refer to these keys, even if no manifest does now.
+        """
         uploads = (segment for state in self.by_key.values() for _, segment in state.objects.uploaded.values())
         keys = {stored.key for segment in uploads for stored in segment.objects}
         return keys | {one.object.key for state in self.by_key.values() for one in state.objects.snapshots.values()}
@@ -128,7 +144,7 @@ class UploadStates:
             state.objects.drop_keys(deleted)
 
     def unstage_all(self) -> None:
-        """Upload withheld chunks again, because they continue a manifest that is not the current one."""
+        """Upload withheld chunks again: they continue the chunks of another manifest than the current one."""
         for state in self.by_key.values():
             state.objects.unstage()
 

@@ -24,7 +24,7 @@ UploadedSegment = tuple[tuple[int, int, int], ShippedSegment]
 class UploadedObjects:
     """Uploaded objects of one partition that match its local files. An object that stops matching becomes an orphan.
 
-    ``before`` is the instance for the same partition before the store closed and reopened it.
+    The objects of ``before`` are taken over: that is the previous instance if the store has reopened the partition.
     """
 
     def __init__(self, local: LocalPartition, orphans: Orphans, before: UploadedObjects | None = None) -> None:
@@ -78,7 +78,7 @@ class UploadedObjects:
         return found
 
     def unreferenced_segments(self, log: LocalLog, entry: ShippedPartition | None) -> list[LocalSegment]:
-        """Return evicted segments whose object neither the manifest nor this process knows."""
+        """Return evicted segments whose object is neither in the manifest nor recorded as uploaded."""
         known = {segment.log.key for segment in (entry.segments if entry else ())}
         known |= {segment.log.key for _, segment in self.uploaded.values()}
         return [segment for segment in log.segments if segment.remote and segment.remote not in known]

@@ -1,4 +1,4 @@
-"""Compare objects and local files with the checksums in the manifest; large ones in parts."""
+"""Compare objects and local files with the checksums in the manifest. Large objects and files are read in parts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _check_digests(bucket: Bucket, stored: Stored, xxh3_64: str, sha256: str) ->
 
 
 def read_verified_parts(bucket: Bucket, stored: Stored) -> Iterator[Data]:
-    """Yield a stored file part by part. Raise `ShippingRefused` after the last part of an object that is damaged."""
+    """Yield a stored file part by part. If an object is damaged, raise `ShippingRefused` after its last part."""
     for part in stored.objects:
         yield from _read_verified_object(bucket, part)
 

@@ -44,7 +44,7 @@ class ObjectsReport(msgspec.Struct, frozen=True):
 
 
 class SweepReport(msgspec.Struct, frozen=True):
-    """Result of `sweep`: the keys that this call marked and deleted, or with ``dry_run`` would have."""
+    """Result of `sweep`: the keys that the call marked and deleted, or would mark and delete without ``dry_run``."""
 
     condemned: tuple[str, ...]
     deleted: tuple[str, ...]
@@ -53,7 +53,7 @@ class SweepReport(msgspec.Struct, frozen=True):
 
 
 def verify(bucket: Bucket, progress: Callable[[int], None] | None = None) -> ObjectsReport:
-    """Read every object that the manifest refers to, and compare its checksums; inline records too.
+    """Read every object that the manifest refers to, and compare its checksums. Also check inline records.
 
     ``progress`` is called with the size of each object. Raise `ShippingRefused` if there is no manifest.
     """
@@ -102,8 +102,8 @@ def sweep(bucket: Bucket, now_ms: int, *, grace_ms: int = GRACE_MS, dry_run: boo
         bucket.delete(due)
         if not fresh:
             return swept
-        # Only the owner removes marks of deleted objects from the manifest: it must learn that a key it has just
-        # uploaded was deleted.
+        # Only the owner removes marks of deleted objects from the manifest. If this call deletes an object that the
+        # owner has just uploaded, the mark tells the owner to upload it again.
         condemned = (*manifest.condemned, *(Condemned(key, now_ms) for key in sorted(fresh)))
         changed = replace(manifest, condemned=condemned, sequence=manifest.sequence + 1, nonce=new_nonce())
         try:

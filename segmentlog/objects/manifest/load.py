@@ -20,7 +20,7 @@ def read_manifest(bucket: Bucket) -> tuple[Manifest, str] | None:
 
 
 def require_manifest(bucket: Bucket) -> tuple[Manifest, str]:
-    """Do as `read_manifest`, and raise `ShippingRefused` if there is no manifest."""
+    """Return (manifest, its tag), as `read_manifest` does. Raise `ShippingRefused` if there is no manifest."""
     found = read_manifest(bucket)
     if found is None:
         raise ShippingRefused(bucket.url, f"no store was shipped to this URL (no {MANIFEST_KEY}); check the URL")

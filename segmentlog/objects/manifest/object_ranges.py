@@ -14,8 +14,8 @@ TAILS: Final = "tails/"
 class ObjectRange(NamedTuple):
     """Bytes ``[position, position + size_bytes)`` of a segment file, and where they are stored.
 
-    They are the bytes of object ``key`` from ``start`` on, with the checksum ``xxh3_64`` (XXH3-64). Bytes that the
-    manifest stores inline are in ``data``; then no object has the name ``key``.
+    The bytes are stored in object ``key`` from ``start`` on, and have the checksum ``xxh3_64`` (XXH3-64). Bytes that
+    the manifest stores inline are in ``data``; then no object has the name ``key``.
     """
 
     position: int

@@ -1,4 +1,4 @@
-"""Keys of uploaded objects that no manifest lists yet: the next one refers to them, or marks them for deletion."""
+"""Keys of uploaded objects that no manifest lists yet. The next manifest refers to them or marks them for deletion."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Set
 class Orphans:
     """The set of keys that one shipper has uploaded and not published. Not thread-safe.
 
-    Add a key before its upload starts, so that an interrupted upload is found again.
+    Add a key before its upload starts, so that the object of an interrupted upload is marked for deletion.
     """
 
     def __init__(self) -> None:

@@ -1,1 +1,1 @@
-"""Which machine may ship a store: the local binding, the claim in the manifest, fencing."""
+"""Ownership of a shipped store: the local binding, the claim in the manifest, and fencing of other machines."""

@@ -1,8 +1,8 @@
-"""The file ``@ship`` of a store: the URL that it is shipped to, and its identity as the owner there.
+"""The file ``@ship`` of a store: the URL that it is shipped to, and the owner id that the manifest has for it.
 
     {"url": "s3://bucket/path", "owner_id": "...", "owner_epoch": 3, "topics": [], "folder_id": [2049, 131], ...}
 
-It contains no secrets. It is valid only in the folder in which it was written: a copy of a store is not the owner.
+The file contains no secrets. It is valid only in the folder where it was written: a copy of a store is not the owner.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FORMAT: Final = 1
 
 
 class Binding(msgspec.Struct, frozen=True):
-    """Where a store is shipped to, and as which owner.
+    """The URL that a store is shipped to, and the identity of its owner.
 
     owner_id, owner_epoch   as in the manifest
     folder_id               device and inode of the store's folder when the file was written
@@ -55,10 +55,10 @@ def read_binding(fs: FileSystem, path: str) -> Binding | None:
 
 
 def new_owner_of(fs: FileSystem, path: str) -> str:
-    """Return the machine that took over all topics of the store at ``path``; empty where no machine is known to have.
+    """Return the machine that took over the store at ``path``; an empty text if no takeover is recorded in its binding.
 
-    The shipper of the old machine writes it when it finds the new owner in the manifest. Also empty where only some
-    topics are shipped, or the file is damaged or cannot be read.
+    The shipper of the old machine records the new owner when it finds it in the manifest. Return an empty text if only
+    some topics are shipped, because the others were not taken over. Do the same if the binding cannot be read.
     """
     try:
         binding = read_binding(fs, path)
@@ -85,7 +85,7 @@ def remove_binding(fs: FileSystem, path: str) -> None:
 
 
 def folder_id(fs: FileSystem, path: str) -> tuple[int, int]:
-    """Return (device, inode) of a store's folder, which differ from those of any copy."""
+    """Return (device, inode) of a store's folder. Every copy of the folder has another pair."""
     found = fs.stat(path)
     return found.st_dev, found.st_ino
 

@@ -1,4 +1,6 @@
-"""Which machine may ship a store: the owner that the manifest names, from the folder that is bound to it.
+"""Claim and end the ownership of a shipped store.
+
+The manifest names one owner. Only the folder whose binding has the id of that owner may ship the store.
 
 bind            record the URL in a store that is shipped for the first time
 claim           continue as the owner, after a comparison of the local logs with the manifest
@@ -49,7 +51,7 @@ def new_owner(epoch: int, now_ms: int) -> Owner:
 
 
 class OwnerClaim(NamedTuple):
-    """A successful claim: binding, owner, (manifest, tag) or None, and the partitions not yet compared with it."""
+    """A successful claim: binding, owner, (manifest, tag) or None, and partitions to compare with the manifest."""
 
     binding: Binding
     owner: Owner
@@ -60,13 +62,13 @@ class OwnerClaim(NamedTuple):
 def claim(topics: Topics, bucket: Bucket, patterns: tuple[str, ...], now_ms: int) -> OwnerClaim:
     """Claim the right to ship this store to ``bucket``, and bind the store if it is not bound.
 
-    Raise `ShippingRefused`, `StoreFenced`, `ObjectStoreError`. Then nothing has been shipped.
+    Raise `ShippingRefused`, `StoreFenced`, `ObjectStoreError`; then nothing has been shipped.
     """
     fs, path = topics.fs, topics.path
     binding = read_binding(fs, path)
     if binding is not None:
         if binding.url != bucket.url:
-            why = f"the store is shipped to {binding.url}; stop that first ('segmentlog ship --stop')"
+            why = f"the store is shipped to {binding.url}; end shipping to that URL first ('segmentlog ship --stop')"
             raise ShippingRefused(bucket.url, why)
         if binding.folder_id != folder_id(fs, path):
             why = (
@@ -80,12 +82,12 @@ def claim(topics: Topics, bucket: Bucket, patterns: tuple[str, ...], now_ms: int
     if found is None:
         if binding is not None and binding.begun:
             why = (
-                "the store was shipped to this URL, and the manifest is missing; to start over, end shipping"
+                "the store was shipped to this URL, but the manifest is missing; to start over, end shipping"
                 " ('segmentlog ship --stop')"
             )
             raise ShippingRefused(bucket.url, why)
         owner = new_owner(1, now_ms)
-        if binding is not None:  # an upload of that owner's manifest may still take effect
+        if binding is not None:  # keep its owner id: a put of that owner's manifest may still take effect
             owner = replace(owner, epoch=binding.owner_epoch, id=binding.owner_id)
         binding = Binding(bucket.url, owner.id, owner.epoch, folder_id(fs, path), patterns)
         write_binding(fs, path, binding)
@@ -104,7 +106,7 @@ def claim(topics: Topics, bucket: Bucket, patterns: tuple[str, ...], now_ms: int
         write_binding(fs, path, binding)
         return OwnerClaim(binding, owner, found, uncompared)
     if (owner.epoch, owner.id) != (binding.owner_epoch, binding.owner_id):
-        if owner.epoch < binding.owner_epoch:  # bound to an ended manifest, and not published since
+        if owner.epoch < binding.owner_epoch:  # this store claimed an ended manifest, and has not published since
             owner = Owner(binding.owner_epoch, binding.owner_id, platform.node(), now_ms)
             return OwnerClaim(binding, owner, found, compare_with_local(topics, bucket, manifest))
         fence(topics, binding, owner)
@@ -119,7 +121,7 @@ def claim(topics: Topics, bucket: Bucket, patterns: tuple[str, ...], now_ms: int
 def compare_with_local(topics: Topics, bucket: Bucket, manifest: Manifest) -> set[PartitionKey]:
     """Raise `ShippingRefused` if the manifest contains data that the local logs never had.
 
-    Return the partitions that cannot be opened now. Compare them before anything of them is shipped.
+    Return the partitions that cannot be opened now. The caller must compare each of them before it ships the partition.
     """
     uncompared: set[PartitionKey] = set()
     if manifest.store_id != topics.store_id:

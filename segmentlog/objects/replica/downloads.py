@@ -1,7 +1,7 @@
-"""How the files of a mirror get into its folder: the interface, and the implementation that downloads everything.
+"""The interface through which a mirror downloads its files, and the implementation that downloads everything at once.
 
-A segment is written whole beside its old file, or appended to. Downloaded bytes, and those of an earlier process, are
-compared with the checksums in the manifest.
+New bytes are appended to a segment's file. If the old bytes do not match, the whole segment is downloaded beside its
+old file. Downloaded bytes, and those of an earlier process, are compared with the checksums in the manifest.
 """
 
 from __future__ import annotations
@@ -33,20 +33,23 @@ from segmentlog.storage.fs import FileSystem, opened
 from segmentlog.storage.segment import segment_stem
 
 _INDEX_SUFFIXES: Final = (INDEX_SUFFIX, TIME_INDEX_SUFFIX, ABORTED_SUFFIX)
-"""In packed order. They are written in reverse: if the first one exists, all do."""
+"""In packed order. The files are written in reverse order: if the first file exists, all exist."""
 
 MoveIntoPlace = Callable[[], None]
 """Renames a downloaded file to the path where readers find it."""
 
 
 class Downloader(Protocol):
-    """How the bytes of a mirror arrive. Thread-safe."""
+    """Downloads the files of a mirror, at once or when they are read. Thread-safe."""
 
     def start_refresh(self) -> None:
-        """Begin with another manifest."""
+        """Prepare for the downloads of another manifest."""
 
     def extend(self, path: str, known_bytes: int, ranges: ObjectRanges) -> bool:
-        """Download what follows the first ``known_bytes`` of a file; return False if these do not match the ranges."""
+        """Download the bytes after the first ``known_bytes`` of a file.
+
+        Return False if those first bytes do not match the ranges.
+        """
 
     def prepare(self, path: str, ranges: ObjectRanges) -> MoveIntoPlace | None:
         """Download a file beside its path; return None if the file at the path matches already."""
@@ -58,13 +61,13 @@ class Downloader(Protocol):
         """Download the index of a segment, now or when it is opened."""
 
     def index_chunks(self, stem: str, chunks: Sequence[Chunk]) -> None:
-        """Provide an index for a segment that has only chunks."""
+        """Write an index for a segment that was uploaded only as chunks, without an index."""
 
     def discard_derived_files(self, folder: str, bases: Iterable[int]) -> None:
         """Delete indexes of segments whose files were replaced."""
 
     def retain_segments(self, folder: str, kept: Iterable[int]) -> None:
-        """Forget all segments in a folder except these."""
+        """Drop everything recorded about the segments in a folder, except these segments."""
 
 
 class FullDownloader:
@@ -81,12 +84,12 @@ class FullDownloader:
         """Keys of the objects that small files were downloaded from, by path."""
 
     def start_refresh(self) -> None:
-        """Do as `Downloader.start_refresh`."""
+        """Implement `Downloader.start_refresh`."""
         self._requested.clear()
         self._tails.clear()
 
     def extend(self, path: str, known_bytes: int, ranges: ObjectRanges) -> bool:
-        """Do as `Downloader.extend`."""
+        """Implement `Downloader.extend`."""
         with opened(self._fs, path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC) as fd:
             for part in ranges:
                 if part.end <= known_bytes and not part.is_sealed:
@@ -107,7 +110,7 @@ class FullDownloader:
             return self._fs.fstat(fd).st_size == file_size(ranges)
 
     def prepare(self, path: str, ranges: ObjectRanges) -> MoveIntoPlace | None:
-        """Do as `Downloader.prepare`."""
+        """Implement `Downloader.prepare`."""
         try:
             current = memoryview(read_file(self._fs, path))
         except FileNotFoundError:
@@ -148,7 +151,7 @@ class FullDownloader:
         return self._range(part, 0) if tail is None else tail[part.start : part.start + part.size_bytes]
 
     def fetch_file(self, path: str, stored: Stored) -> None:
-        """Do as `Downloader.fetch_file`."""
+        """Implement `Downloader.fetch_file`."""
         if self._current.get(path) == stored.key:
             return
         try:
@@ -162,7 +165,7 @@ class FullDownloader:
         self._current[path] = stored.key
 
     def fetch_index(self, stem: str, segment: ShippedSegment) -> None:
-        """Do as `Downloader.fetch_index`."""
+        """Implement `Downloader.fetch_index`."""
         if segment.index is None or self._current.get(stem) == segment.index.key:
             return
         if not self._fs.exists(stem + INDEX_SUFFIX):
@@ -170,10 +173,10 @@ class FullDownloader:
         self._current[stem] = segment.index.key
 
     def index_chunks(self, stem: str, chunks: Sequence[Chunk]) -> None:
-        """Do as `Downloader.index_chunks`: nothing, readers build an index by themselves."""
+        """Implement `Downloader.index_chunks`. Do nothing: readers build a missing index themselves."""
 
     def discard_derived_files(self, folder: str, bases: Iterable[int]) -> None:
-        """Do as `Downloader.discard_derived_files`."""
+        """Implement `Downloader.discard_derived_files`."""
         for base in bases:
             stem = segment_stem(folder, base)
             self._current.pop(stem, None)
@@ -182,7 +185,7 @@ class FullDownloader:
                     self._fs.unlink(stem + suffix)
 
     def retain_segments(self, folder: str, kept: Iterable[int]) -> None:
-        """Do as `Downloader.retain_segments`."""
+        """Implement `Downloader.retain_segments`."""
         stems = {segment_stem(folder, base) for base in kept}
         for path in [path for path in self._current.copy() if path.startswith(f"{folder}/")]:
             if path.removesuffix(SNAPSHOT_SUFFIX) not in stems:

@@ -1,4 +1,4 @@
-"""A file system whose segment data is downloaded on demand, and which a mirror fills as a `Downloader`."""
+"""A file system that downloads segment data when it is read. A mirror adds files to it through `Downloader`."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ class LazyFileSystem(FileSystem):
     # ------------------------------------------------------------ for readers
 
     def ranged(self, path: str) -> OpenCachedFile | None:
-        """Do as `FileSystem.ranged`."""
+        """Implement `FileSystem.ranged`."""
         with self._cache.mutex:
             file = self._cache.files.get(path)
             return None if file is None else file.open()
 
     def stamp(self, path: str) -> Stamp:
-        """Do as `FileSystem.stamp`."""
+        """Implement `FileSystem.stamp`."""
         with self._cache.mutex:
             file = self._cache.files.get(path)
         if file is None:
@@ -54,7 +54,7 @@ class LazyFileSystem(FileSystem):
         return xxhash.xxh3_64_intdigest(repr(file.ranges).encode()), file_size(file.ranges), 0
 
     def open(self, path: str, flags: int, mode: int = 0o777) -> int:
-        """Do as `FileSystem.open`. Download a small file that is pending."""
+        """Implement `FileSystem.open`. Download a small file that is pending."""
         pending = self._pending.get(path)
         if pending is not None:
             fetch, paths = pending
@@ -69,7 +69,7 @@ class LazyFileSystem(FileSystem):
         except FileNotFoundError:
             if found is None:
                 raise
-            # A reader keeps it open, and a cleaner of temporary files has removed its name.
+            # A cleaner of temporary files has deleted it while a reader has it open.
             with self._cache.mutex:
                 if not found.is_retired:
                     self._cache.evict(found.file)
@@ -80,19 +80,19 @@ class LazyFileSystem(FileSystem):
         return fd
 
     def close(self, fd: int) -> None:
-        """Do as `FileSystem.close`."""
+        """Implement `FileSystem.close`."""
         self._fds.pop(fd, None)
         os.close(fd)
 
     def pread(self, fd: int, size_bytes: int, position: int) -> bytes:
-        """Do as `FileSystem.pread`. Download the blocks first."""
+        """Implement `FileSystem.pread`. Download the blocks first."""
         found = self._fds.get(fd)
         if found is not None:
             found.need(position, min(position + size_bytes, file_size(found.file.ranges)))
         return os.pread(fd, size_bytes, position)
 
     def map_file(self, fd: int, size_bytes: int, *, writable: bool = False) -> memoryview:
-        """Do as `FileSystem.map_file`. Download the blocks first."""
+        """Implement `FileSystem.map_file`. Download the blocks first."""
         found = self._fds.get(fd)
         if found is not None:
             found.need(0, min(size_bytes, file_size(found.file.ranges)))
@@ -101,10 +101,10 @@ class LazyFileSystem(FileSystem):
     # ------------------------------------------------------------ for the mirror
 
     def start_refresh(self) -> None:
-        """Do as `Downloader.start_refresh`: nothing."""
+        """Implement `Downloader.start_refresh`. Do nothing."""
 
     def extend(self, path: str, known_bytes: int, ranges: ObjectRanges) -> bool:
-        """Do as `Downloader.extend`. The missing bytes are downloaded when they are read."""
+        """Implement `Downloader.extend`. The missing bytes are downloaded when they are read."""
         with self._cache.mutex:
             file = self._cache.files.get(path)
             if file is None:
@@ -119,7 +119,7 @@ class LazyFileSystem(FileSystem):
         return True
 
     def prepare(self, path: str, ranges: ObjectRanges) -> MoveIntoPlace | None:
-        """Do as `Downloader.prepare`. The bytes are downloaded when they are read."""
+        """Implement `Downloader.prepare`. The bytes are downloaded when they are read."""
         with self._cache.mutex:
             known = self._cache.files.get(path)
             if known is not None and known.ranges == ranges:
@@ -135,7 +135,7 @@ class LazyFileSystem(FileSystem):
         return move
 
     def fetch_file(self, path: str, stored: Stored) -> None:
-        """Do as `Downloader.fetch_file`, when the file is opened."""
+        """Implement `Downloader.fetch_file`. The file is downloaded when it is opened."""
 
         def fetch() -> None:
             with contextlib.suppress(ObjectMissing):  # the manifest has changed since; then the file does not exist
@@ -146,7 +146,7 @@ class LazyFileSystem(FileSystem):
         self._set_pending((path,), stored.key, fetch)
 
     def fetch_index(self, stem: str, segment: ShippedSegment) -> None:
-        """Do as `Downloader.fetch_index`, when one of its files is opened."""
+        """Implement `Downloader.fetch_index`. The index is downloaded when one of its files is opened."""
         index = segment.index
         if index is None:
             return
@@ -159,7 +159,10 @@ class LazyFileSystem(FileSystem):
                           index.key, fetch)  # fmt: skip
 
     def index_chunks(self, stem: str, chunks: Sequence[Chunk]) -> None:
-        """Do as `Downloader.index_chunks`: write an index with the beginning of each chunk, when it is opened."""
+        """Implement `Downloader.index_chunks`. The index has an entry for the beginning of each chunk.
+
+        It is written when a reader opens it.
+        """
 
         def write() -> None:
             before = list(takewhile(lambda chunk: chunk.max_timestamp >= 0, chunks[:-1]))
@@ -184,7 +187,7 @@ class LazyFileSystem(FileSystem):
                     self._pending[path] = pending
 
     def discard_derived_files(self, folder: str, bases: Iterable[int]) -> None:
-        """Do as `Downloader.discard_derived_files`."""
+        """Implement `Downloader.discard_derived_files`."""
         for base in bases:
             stem = segment_stem(folder, base)
             for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX, ABORTED_SUFFIX):
@@ -193,7 +196,7 @@ class LazyFileSystem(FileSystem):
                     self.unlink(stem + suffix)
 
     def retain_segments(self, folder: str, kept: Iterable[int]) -> None:
-        """Do as `Downloader.retain_segments`."""
+        """Implement `Downloader.retain_segments`."""
         stems = {segment_stem(folder, base) for base in kept}
         with self._cache.mutex:
             for path in [*self._cache.files, *self._known]:

@@ -1,8 +1,8 @@
 """Keep a folder equal to a shipped store: topics, partitions and their state pages, for local readers.
 
 A refresh reads the manifest. If the manifest is new, the refresh downloads what is missing locally and publishes it,
-partition by partition. Committed offsets and the transaction log are published last, because the shipper scanned them
-first and last. A `Downloader` decides how bytes arrive: all at once, or when they are read.
+partition by partition. Committed offsets and the transaction log are published last: they refer to records of the other
+partitions. A `Downloader` decides when bytes are downloaded: all at once, or when they are read.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class MirrorStatus(msgspec.Struct, frozen=True):
     """How far a mirror has followed the store.
 
     sequence    of the published manifest; -1 before the first
-    shipped_ms  wall clock of the owner when it put that manifest
-    looked_ms   wall clock of the last refresh that succeeded
-    behind      number of offsets that the manifest includes, and that are not published locally yet
+    shipped_ms  wall-clock time at which the owner published that manifest
+    looked_ms   wall-clock time of the last refresh that succeeded
+    behind      number of offsets in the manifest that are not published locally yet
     size_bytes  size of the published logs
     error       why the last refresh failed; empty if it succeeded
     """
@@ -141,7 +141,9 @@ class Mirror:
                 return False
             if self.manifest is not None and self.manifest.store_id != manifest.store_id:
                 raise ShippingRefused(
-                    self.bucket.url, f"another store is shipped to this URL now, not that of {self._path}"
+                    self.bucket.url,
+                    f"another store is shipped to this URL now. {self._path} is a copy of the store that was shipped"
+                    " before; choose another folder",
                 )
             try:
                 self._apply(manifest, progress)
@@ -150,10 +152,11 @@ class Mirror:
                 continue
             self.manifest, self._tag = manifest, tag
             return True
-        raise ObjectStoreError(self.bucket.url, "follow", f"the manifest changed {_TRIES} times while it was read")
+        why = f"the manifest changed {_TRIES} times during the refresh; try again"
+        raise ObjectStoreError(self.bucket.url, "refresh", why)
 
     def _check_changed(self, manifest: Manifest, missing: ObjectMissing) -> None:
-        """Raise `ShippingRefused` for a missing object, unless a newer manifest exists, which may not refer to it."""
+        """Raise `ShippingRefused` for a missing object, unless a newer manifest exists: it may not need the object."""
         newer, _ = require_manifest(self.bucket)
         if newer.nonce == manifest.nonce:
             why = f"{missing.key} is missing, although the manifest refers to it; see 'segmentlog objects verify'"
@@ -192,7 +195,7 @@ class Mirror:
         )  # fmt: skip
 
     def close(self) -> None:
-        """Close all files. The published state stays."""
+        """Close all files. Readers keep the state that was published last."""
         while self._partitions:
             self._partitions.popitem()[1].log.close()
 
@@ -222,9 +225,10 @@ class Mirror:
             self._fs.remove_tree(folder)
 
     def _interrupted_renames(self, existing: Mapping[str, str]) -> dict[str, str]:
-        """Return the folders, by topic id, that an interrupted refresh was renaming. Delete those that it was deleting.
+        """Return the folders that an interrupted refresh was renaming, by topic id.
 
-        Also delete such a folder if its topic has another folder now. ``existing``: names of the local topics, by id.
+        Delete the folders that the interrupted refresh was deleting. Also delete the folder of an interrupted rename
+        whose topic has another folder now. ``existing`` contains the names of the local topics, by id.
         """
         renamed = {}
         for name in self._fs.listdir(self._path):
@@ -261,7 +265,7 @@ class Mirror:
         self._fs.remove_tree(gone)
 
     def _close_partitions(self, topic_id: str) -> None:
-        """Close a topic's partitions, and tell their readers that they were deleted or renamed."""
+        """Close a topic's partitions, and notify their readers that the partitions were deleted or renamed."""
         for partition_key in [key for key in self._partitions if key[0] == topic_id]:
             part = self._partitions.pop(partition_key)
             part.log.close(moved=True)
@@ -284,7 +288,7 @@ class Mirror:
     def _plan_refresh(
         self, topic: ShippedTopic, entry: ShippedPartition, tails: Mapping[int, Tail]
     ) -> _PartitionRefresh | None:
-        """Return what to publish of a partition; None if its entry has not changed."""
+        """Return the next state of a partition; None if its manifest entry has not changed."""
         partition = self._open_partition(topic, entry.number)
         before = partition.entry
         if entry == before:
@@ -302,7 +306,7 @@ class Mirror:
             raise
 
     def _download(self, refresh: _PartitionRefresh) -> None:
-        """Download the segment files of a partition. Files that replace others are downloaded beside them."""
+        """Download the segment files of a partition. A file that replaces an old file is downloaded beside it."""
         partition, downloader = refresh.partition, self._downloader
         paths = {base: segment_stem(partition.log.folder, base) + LOG_SUFFIX for base in refresh.ranges}
         if refresh.continues:
@@ -322,7 +326,7 @@ class Mirror:
             refresh.moves = {base: move for base, move in found if move is not None}
 
     def _publish(self, refresh: _PartitionRefresh) -> None:
-        """Let readers see the downloaded state of a partition."""
+        """Publish the downloaded state of a partition to readers."""
         partition, entry, ranges, log = refresh.partition, refresh.entry, refresh.ranges, refresh.partition.log
         state = PublishedState(
             log_start_offset=entry.log_start_offset,
@@ -347,7 +351,7 @@ class Mirror:
         partition.entry, partition.ranges = entry, ranges
 
     def _fetch_small_files(self, folder: str, partition: ShippedPartition) -> None:
-        """Download indexes and producer snapshots. Readers need them only to find positions faster."""
+        """Download indexes and producer snapshots. Without them readers work, but find positions more slowly."""
         for segment in partition.segments:
             stem = segment_stem(folder, segment.base_offset)
             self._downloader.fetch_index(stem, segment)

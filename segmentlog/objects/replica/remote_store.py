@@ -1,7 +1,7 @@
-"""Open a shipped store by its URL: a temporary folder, into which segment data is downloaded when it is read.
+"""Open a shipped store by its URL, in a temporary folder. Segment data is downloaded when it is read.
 
-The folder is a store like any other, with the topics, state pages and checkpoints of a mirror; its segments are cached
-files. It is removed when the store is closed. Opening another store removes folders of killed processes.
+The folder is a store, with the topics, state pages and checkpoints of a mirror; its segments are cached files. Closing
+the store removes the folder. Opening a store by its URL also removes the folders that killed processes left.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class RemoteStore:
 
     topics       names and patterns of the topics to show; empty for all
     cache_bytes  limit for downloaded segment data; a segment that is being read may exceed it
-    cache_dir    parent of the temporary folder; None for the system's place for temporary files
+    cache_dir    parent of the temporary folder; None for the system's folder for temporary files
     refresh_ms   how often the manifest is read
 
     Raise `InvalidConfig`, `ShippingRefused` if no store is shipped to the URL, `ObjectStoreError`.
@@ -88,7 +88,7 @@ class RemoteStore:
             raise
 
     def _mark_forked(self) -> None:
-        """In a forked child: the folder belongs to the parent."""
+        """Give up the folder in a forked child: it belongs to the parent."""
         self._is_of_parent = True
 
     def _make_store(self) -> None:
@@ -114,7 +114,7 @@ class RemoteStore:
 
     @property
     def status(self) -> MirrorStatus:
-        """How far this copy has followed the shipped store."""
+        """The manifest that this copy has reached, and its lag."""
         return self._mirror.status
 
     @property
@@ -143,7 +143,7 @@ class RemoteStore:
 def open_store_files(path: str, topics: Iterable[str] = ()) -> Iterator[tuple[FileSystem, str]]:
     """Yield (file system, folder) to inspect a store in a folder or at a URL, even if it cannot be opened as a store.
 
-    Raise as `RemoteStore`.
+    Raise the errors of `RemoteStore`.
     """
     if not is_url(path):
         with remote_segments_readable(FileSystem()) as fs:

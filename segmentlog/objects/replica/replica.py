@@ -1,11 +1,11 @@
 """A replica: a local, read-only store that follows a shipped store, for readers in any process.
 
     DIR/@replica           URL, store and topics; locked by the process that refreshes the replica
-    DIR/@replica-status    how far the replica has followed
-    DIR/TOPIC/N/...        as in any store; the state pages say what is published
+    DIR/@replica-status    the manifest that the replica has reached, and its lag
+    DIR/TOPIC/N/...        as in any store; the state pages contain the published offsets
     DIR/store.json         written after the first refresh: from then on the folder is a store
 
-A process that is started again after a kill keeps the complete files. Readers never see an earlier state again.
+After a kill, the next process keeps the files that are complete. Published offsets never go back to an earlier state.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class ReplicaStatus(msgspec.Struct, frozen=True):
     """How far a replica has followed the store.
 
     sequence     of the published manifest; -1 before the first
-    shipped_ms   wall clock of the owner when it put that manifest
-    looked_ms    wall clock of the last refresh that succeeded
+    shipped_ms   wall-clock time at which the owner published that manifest
+    looked_ms    wall-clock time of the last refresh that succeeded
     lag_records  offsets in the object store that are not published yet
     lag_s        seconds since ``looked_ms``; -1 before the first refresh
     size_bytes   size of the published logs
@@ -129,13 +129,13 @@ class Replica:
         return f"<Replica of {self._bucket.url} in {self.path}>"
 
     def _forget_lock(self) -> None:
-        """In a forked child: the parent keeps refreshing the replica."""
+        """Give up the lock in a forked child: the parent keeps refreshing the replica."""
         self._lock = None
 
     # ------------------------------------------------------------ the folder
 
     def _lock_folder(self, topics: tuple[str, ...]) -> LockableFd:
-        """Check that the folder can be this replica, mark it, and lock it."""
+        """Check that the folder is empty or already this replica; mark it as this replica, and lock it."""
         fs, mark = self._fs, f"{self.path}/{REPLICA_FILE}"
         manifest, _ = require_manifest(self._bucket)
         content = {"url": self._bucket.url, "store_id": manifest.store_id, "topics": list(topics)}
@@ -153,11 +153,14 @@ class Replica:
             try:
                 fs.flock(fd, EXCLUSIVE | NON_BLOCKING)
             except BlockingIOError:
-                why = f"another process refreshes {self.path}; one is enough, and any number of processes can read it"
+                why = (
+                    f"another process refreshes {self.path}. Only one process can; any number of processes can read it"
+                )
                 raise ShippingRefused(self._bucket.url, why) from None
             found = json.loads(read_file(fs, mark) or b"{}")
             if found != content:
-                raise ShippingRefused(self._bucket.url, f"{self.path} is a replica of another store or topics: {found}")
+                why = f"{self.path} is a replica of another URL, store or set of topics: {found}; choose another folder"
+                raise ShippingRefused(self._bucket.url, why)
         except BaseException:
             close_lockable(fs, fd)
             raise
@@ -175,14 +178,15 @@ class Replica:
     def refresh(self, progress: Progress | None = None) -> bool:
         """Download and publish new data. Return False if there was none. The first refresh makes the folder a store.
 
-        Raise `ShippingRefused` (damage, another store, or the replica is closed), `ObjectStoreError`, `DiskFull`. The
-        published state stays, and the next refresh continues.
+        Raise `ShippingRefused` (damage, another store, or the replica is closed), `ObjectStoreError`, `DiskFull`. Then
+        readers keep the published state, and the next refresh resumes.
         """
         with self._mutex:
             if self._lock is None:
-                raise ShippingRefused(
-                    self._bucket.url, f"the replica in {self.path} is closed, or its parent process's"
+                why = (
+                    f"this process does not refresh the replica in {self.path}: it closed it, or was forked afterwards"
                 )
+                raise ShippingRefused(self._bucket.url, f"{why}; open the replica again")
             try:
                 changed = self._mirror.refresh(progress)
                 if self._mirror.manifest is not None:
@@ -219,7 +223,7 @@ class Replica:
 
     @property
     def status(self) -> ReplicaStatus:
-        """How far the replica has followed the store."""
+        """The manifest that the replica has reached, its lag, and the last error."""
         return _status(self._bucket.url, self._mirror.status, self._clock.now_ms())
 
     def close(self) -> None:
@@ -235,10 +239,12 @@ class Replica:
 
 
 def end_replica(fs: FileSystem, path: str, url: str, before_end: Callable[[], None]) -> None:
-    """Turn a replica of ``url`` into a plain folder. After an interruption, call it again.
+    """Turn a replica of ``url`` into a plain folder. Do nothing if the folder is not a replica.
 
-    ``before_end`` is called when the folder is no longer a store, but still a replica. Do nothing if the folder is not
-    a replica. Raise `ShippingRefused` if it is a replica of another URL, or a process refreshes it.
+    First delete ``store.json``, so that no process opens the folder as a store; then call ``before_end``; then delete
+    the mark of the replica. After an interruption, call the function again.
+
+    Raise `ShippingRefused` if the folder is a replica of another URL, or a process refreshes it.
     """
     mark = f"{path}/{REPLICA_FILE}"
     if not fs.exists(mark):
@@ -250,7 +256,7 @@ def end_replica(fs: FileSystem, path: str, url: str, before_end: Callable[[], No
             raise ShippingRefused(url, f"a process refreshes the replica {path}; stop that process first") from None
         found = json.loads(read_file(fs, mark) or b"{}")
         if found.get("url") != url:
-            raise ShippingRefused(url, f"{path} is a replica of another store: {found}")
+            raise ShippingRefused(url, f"{path} is a replica of another URL: {found}; choose another folder")
         for name in (STORE_FILE, REPLICA_STATUS_FILE):
             with contextlib.suppress(FileNotFoundError):
                 fs.unlink(f"{path}/{name}")
@@ -275,9 +281,9 @@ def _status(url: str, status: MirrorStatus, now_ms: int) -> ReplicaStatus:
 
 
 def replica_status(path: str, *, fs: FileSystem | None = None, clock: Clock | None = None) -> ReplicaStatus | None:
-    """Return the status in the folder ``path``, as the process that refreshes it wrote it; None if it is not a replica.
+    """Return the status that the refreshing process wrote to the folder ``path``; None if that is not a replica.
 
-    ``error`` also reports if no process has refreshed the replica for a while.
+    If no process has refreshed the replica for a while, ``error`` says so.
     """
     fs, now_ms = fs or FileSystem(), (clock or Clock()).now_ms()
     try:

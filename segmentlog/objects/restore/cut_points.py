@@ -1,7 +1,7 @@
-"""Where a restore ends: the cut offset of each partition, for a time or for given offsets.
+"""The cut of each partition in a restore to a time or to given offsets: the first offset that is not restored.
 
-A partition that is cut keeps the records before the cut, in their epochs. It resumes at the end of the offset grant, as
-after a crash that lost the rest. The range between is reported as lost, and its offsets are never assigned again.
+A partition that is cut keeps the records before the cut, in their epochs. Appends resume at the end of its offset
+grant. The offsets from the cut to that end are reported as lost, as after a crash, and are never assigned again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _REASON: Final = "left out by a restore"
 
 
 class RestoreTarget(msgspec.Struct, frozen=True):
-    """Where a restore ends: before everything later than ``at_ms``, or at ``offsets``. One of them is set."""
+    """Either ``at_ms``, the time of the last record to restore, or ``offsets``, the cuts of some partitions."""
 
     at_ms: int | None = None
     offsets: dict[TopicPartition, int] = {}
@@ -48,7 +48,7 @@ class RestoreTarget(msgspec.Struct, frozen=True):
 
     @property
     def mark(self) -> dict[str, Any]:
-        """The part of the mark of an unfinished restore that identifies the target."""
+        """The target as JSON, for the file ``@restoring`` that marks an unfinished restore."""
         if self.at_ms is not None:
             return {"at_ms": self.at_ms}
         return {"offsets": {str(tp): offset for tp, offset in sorted(self.offsets.items())}}
@@ -57,7 +57,7 @@ class RestoreTarget(msgspec.Struct, frozen=True):
 def parse_target(at: int | datetime | None, offsets: Mapping[Any, int] | None) -> RestoreTarget | None:
     """Return the target; None to restore everything. Raise `InvalidConfig`, `InvalidTopicName`."""
     if at is not None and offsets is not None:
-        raise InvalidConfig("offsets", offsets, "None, because a time is given: a restore ends at one of the two")
+        raise InvalidConfig("offsets", offsets, "None if a time is given: a restore has either a time or offsets")
     if offsets is not None:
         return RestoreTarget(offsets=as_positions("offsets", offsets))
     if isinstance(at, datetime):
@@ -104,7 +104,7 @@ def cut_at_time(part: ShippedPartition, at_ms: int, read: Callable[[Piece], byte
                 batch = record_batch(header, check_payload(view, position, header))
                 try:
                     late = ((batch.timestamps > at_ms) & (batch.offsets >= part.log_start_offset)).nonzero()[0]
-                except UnreadableBatch:  # only its header says how old its records are
+                except UnreadableBatch:  # only its header has the timestamps of its records
                     return max(header.base_offset, part.log_start_offset)
                 if len(late):
                     return int(batch.offsets[late[0]])
@@ -112,9 +112,9 @@ def cut_at_time(part: ShippedPartition, at_ms: int, read: Callable[[Piece], byte
 
 
 def normalize_cuts(cuts: Cuts, parts: Mapping[PartitionKey, ShippedPartition]) -> Cuts:
-    """Return the cuts that omit at least one record. A cut inside or next to lost ranges moves to their start.
+    """Return the cuts that omit at least one record. Move a cut inside or next to lost ranges to their start.
 
-    So the range lost by the cut merges with these ranges.
+    Then the range that the cut adds and these lost ranges are one range.
     """
     found: Cuts = {}
     for partition_key, offset in cuts.items():
@@ -145,7 +145,7 @@ def cut_topics(topics: Iterable[ShippedTopic], cuts: Cuts, reason: str, now_ms: 
 
 
 def cut_partition(part: ShippedPartition, offset: int, reason: str, now_ms: int) -> ShippedPartition:
-    """Return the manifest entry of a partition cut at ``offset``. Its last piece may extend beyond the cut."""
+    """Return the manifest entry of a partition that is cut at ``offset``. Its last piece may end after the cut."""
     segments = tuple(segment for segment in part.segments if segment.base_offset < offset)
     chunks = tuple(chunk for chunk in part.chunks if chunk.base_offset < offset)
     bases = [segment.base_offset for segment in segments] + [chunk.segment for chunk in chunks]

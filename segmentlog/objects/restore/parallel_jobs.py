@@ -10,7 +10,10 @@ Job = Callable[[], int]
 
 
 def run_jobs(jobs: Sequence[Job], parallel: int) -> Generator[int, None, None]:
-    """Yield the results of the jobs in their order. ``parallel`` threads run them; with 0 the calling thread does."""
+    """Yield the results of the jobs in their order.
+
+    ``parallel`` threads run the jobs; with 0 the calling thread runs them.
+    """
     if not parallel:
         yield from (job() for job in jobs)
         return

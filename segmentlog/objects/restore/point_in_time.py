@@ -1,9 +1,9 @@
-"""A restore to a time or to offsets: find the records to omit, and undo the transactions that this splits.
+"""A restore to a time or to offsets: find the records to omit, and undo transactions that lose some of their records.
 
     1  find the requested cuts; pieces that are wholly after them are not downloaded
     2  extend the cuts so that no transaction is split
     3  truncate files at the cuts
-    4  abort transactions that are open now, and move committed offsets that are after a cut to the cut
+    4  abort transactions that the cuts have left open, and move committed offsets that are after a cut to the cut
 
 The folder becomes a store only after the last step. A restore that was killed repeats all steps.
 """
@@ -64,7 +64,7 @@ class CutPartition(msgspec.Struct, frozen=True):
 
 
 class _CommittedOffsetRecord(msgspec.Struct, frozen=True):
-    """The committed offset in a record (None: deleted), and the offset of that record."""
+    """A committed offset (None if it was deleted), and the offset of the record that contains it."""
 
     record_offset: int
     committed: CommittedOffset | None
@@ -98,9 +98,7 @@ class PointInTimeRestore:
         """Consequences of the cuts, for the operator."""
 
     def topics(self) -> list[ShippedTopic]:
-        """Return the topics to restore, with the cuts found so far. The last piece of a partition may extend after its
-        cut.
-        """
+        """Return the topics to restore, with the cuts found so far. A partition's last piece may end after its cut."""
         return cut_topics(self._whole, self._kept.cuts, self._target.reason, self._now_ms)
 
     @property
@@ -180,16 +178,16 @@ class PointInTimeRestore:
         """
         found: dict[PartitionKey, dict[int, list[_Found]]] = {partition_key: {} for partition_key, _, _ in these}
 
-        def looking(partition_key: PartitionKey, topic: ShippedTopic, part: ShippedPartition, piece: Piece) -> Job:
-            def look() -> int:
+        def scan_job(partition_key: PartitionKey, topic: ShippedTopic, part: ShippedPartition, piece: Piece) -> Job:
+            def scan() -> int:
                 found[partition_key][piece.base_offset] = find(read(topic, part, piece), part.log_start_offset)
                 return 0
 
-            return look
+            return scan
 
         run(
             [
-                looking(partition_key, topic, part, piece)
+                scan_job(partition_key, topic, part, piece)
                 for partition_key, topic, part in these
                 for piece in part.pieces
             ]
@@ -213,7 +211,7 @@ class PointInTimeRestore:
     # ------------------------------------------------------------ undo
 
     def undo_transactions(self) -> None:
-        """Abort open transactions and move committed offsets. This opens, and so recovers, the logs."""
+        """Abort open transactions and move committed offsets. Opening the logs for this also recovers them."""
         self._warn()
         left_open = {partition_key for partition_key, _ in self._kept.undecided}
         for topic in self.topics():
@@ -247,7 +245,7 @@ class PointInTimeRestore:
         log.close()
 
     def _move_committed_offsets(self, log: Partition, partition_key: PartitionKey) -> None:
-        """Set committed offsets that an undone transaction changed back, and move those after a cut to the cut."""
+        """Move committed offsets that are after a cut to the cut, and reset those that undone transactions set."""
         keys: list[bytes | None] = []
         values: list[bytes | None] = []
         stuck: set[str] = set()
@@ -256,7 +254,7 @@ class PointInTimeRestore:
         undone = self._kept.undone.get(partition_key, set())
         for (group, about), (valid, last) in self._committed_offsets(log, undone).items():
             if valid is None and last.record_offset < compacted_offset:
-                stuck.add(group)  # the earlier offset may have been compacted away
+                stuck.add(group)  # the committed offset before the transaction may have been compacted away
                 valid = last
             committed = None if valid is None else self._clipped(about, valid.committed)
             if committed != last.committed:
@@ -269,14 +267,17 @@ class PointInTimeRestore:
             self.warnings.append(f"committed offsets of these groups were moved back: {_listed(moved)}")
         if stuck:
             self.warnings.append(
-                "committed offsets of these groups are from undone transactions, and were kept because the earlier"
-                f" offsets were compacted away: {_listed(stuck)}"
+                "undone transactions have set committed offsets of these groups. They were not moved back, because the"
+                f" earlier committed offsets were compacted away: {_listed(stuck)}"
             )
 
     def _committed_offsets(
         self, log: Partition, undone: Collection[int]
     ) -> Mapping[tuple[str, PartitionId], tuple[_CommittedOffsetRecord | None, _CommittedOffsetRecord]]:
-        """Return (the valid record, the last record) of each committed offset, without and with ``undone`` markers."""
+        """Return (the last valid record, the last record) of each committed offset.
+
+        A record is not valid if the marker of its transaction is in ``undone``.
+        """
         valid: dict[tuple[str, PartitionId], _CommittedOffsetRecord] = {}
         last: dict[tuple[str, PartitionId], _CommittedOffsetRecord] = {}
         pending: dict[int, list[tuple[tuple[str, PartitionId], _CommittedOffsetRecord]]] = {}
@@ -300,7 +301,7 @@ class PointInTimeRestore:
             else:
                 _put_last(last, entries)
                 _put_last(valid, entries)
-        for entries in pending.values():  # decided; the marker has not been written yet
+        for entries in pending.values():  # committed by a decision whose marker is not written yet
             _put_last(last, entries)
             _put_last(valid, entries)
         return {about: (valid.get(about), last) for about, last in last.items()}

@@ -4,10 +4,10 @@
     DIR/TOPIC/N/...     segments, verified against the manifest's checksums
     DIR/store.json      written last: from then on the folder is a store
 
-The checkpoint of each log says that it was restored. The first process that opens a log for writing resumes it at the
-end of the offset grant, in a new epoch. It reports the offsets up to the end of the grant as lost: the owner may have
-assigned them. A restore that was killed keeps the verified files when it runs again. `point_in_time` handles restores
-to a time or to offsets.
+The checkpoint of each log has a flag for a restored log. The first process that opens such a log for writing resumes it
+at the end of the offset grant, in a new epoch. It reports the offsets from the end of the restored records to the end
+of the grant as lost: the owner may have assigned them. A restore that was killed resumes when it is run again, and
+keeps the files that it has verified. `point_in_time` handles restores to a time or to offsets.
 """
 
 from __future__ import annotations
@@ -107,13 +107,14 @@ def restore(
     topics        names and patterns of the topics to restore; empty for all
     at            restore to this time, in milliseconds since 1970 or a datetime: each partition ends before its first
                   record, or transaction marker, that is later
-    offsets       restore to these offsets, by (topic, partition): these end before the offset, all others are whole
+    offsets       restore to these offsets, by (topic, partition): each of these partitions ends before its offset, and
+                  all other partitions are restored whole
     parallel      number of download threads; with 0 the calling thread downloads
     progress      called with (restored bytes, bytes in total)
     before_store  called before the folder becomes a store
 
-    The offsets that are left out of a partition become a lost range, after which it resumes. Transactions are restored
-    whole or not at all, and no committed offset is after a cut: see docs/point-in-time.md.
+    If offsets of a partition are not restored, they become a lost range, and appends resume after it. Transactions are
+    restored whole or not at all, and no committed offset is after a cut: see docs/point-in-time.md.
 
     Raise `ShippingRefused` if no store was shipped there, the folder contains something else, or an offset cannot be
     cut at; `InvalidConfig`, `ObjectStoreError`, `DiskFull`. Run it again with the same arguments to resume.
@@ -133,7 +134,9 @@ def restore(
         try:
             with folder_exclusively_locked(fs, path, 0.0) as is_alone:
                 if not is_alone:
-                    raise ShippingRefused(bucket.url, f"another process restores into {path}; one is enough")
+                    raise ShippingRefused(
+                        bucket.url, f"another process is restoring into {path}; wait until it has ended"
+                    )
                 if (complete := attempt.prepare()) is not None:  # another process finished it before the lock
                     return complete
                 return attempt.run(parallel, progress, before_store)
@@ -174,7 +177,7 @@ class Restore:
             )  # fmt: skip
 
     def prepare(self) -> Restored | None:
-        """Check and mark the folder. Return the result if an earlier run was killed after everything was restored.
+        """Check the folder, and mark it. If an earlier run was killed after its last step, return the run's result.
 
         Raises `ShippingRefused`.
         """
@@ -204,12 +207,12 @@ class Restore:
         return None
 
     def write_mark(self) -> None:
-        """Mark the folder as being restored, whatever it contains. `run` keeps matching files and removes others."""
+        """Mark the folder as an unfinished restore, whatever it contains. `run` keeps files that match."""
         replace_file(self._fs, f"{self._path}/{RESTORING_FILE}", json.dumps(self._mark).encode() + b"\n")
 
     @property
     def _mark(self) -> dict[str, Any]:
-        """Content of the mark."""
+        """Content of the file ``@restoring``: URL, topics and target."""
         mark = {"url": self._bucket.url, "store_id": self._manifest.store_id, "topics": list(self._patterns)}
         return mark if self._target is None else mark | self._target.mark
 
@@ -261,7 +264,7 @@ class Restore:
         return replace(done, cuts=self._point_in_time.cuts, warnings=tuple(self._point_in_time.warnings))
 
     def _remove_other_files(self) -> None:
-        """Remove topics and partitions that an earlier run downloaded and the manifest does not contain any more."""
+        """Remove topics and partitions that an earlier run downloaded and that are no longer in the manifest."""
         numbers = {topic.name: {str(partition.number) for partition in topic.partitions} for topic in self._topics}
         kept = {path.partition("/")[0] for path in SHIPPED_FILES}
         for name in self._fs.listdir(self._path):

@@ -1,13 +1,13 @@
-"""Extend the cuts of a restore so that no transaction over several partitions is split. Pure.
+"""Extend the cuts of a restore so that no transaction over several partitions is split. Without I/O.
 
 A commit is valid in a partition that contains its marker. If a cut removes the marker, or some of the records, from one
 partition, every other partition of the transaction is cut before its own marker. So no reader sees any part of the
 transaction. These cuts may split other transactions, and so on, until none is split.
 
-The transaction log says which markers belong to one transaction: each decision contains the end offset of its records
-in every partition. For decisions that were compacted away, time decides. Markers of one producer in two partitions
-belong to one transaction if each is nearest in time to the other. This is a guess: if a producer commits several times
-in quick succession, over different partitions, markers of two transactions may be matched.
+The transaction log records which markers belong to one transaction: each decision contains the end offset of its
+records in every partition. If the decisions were compacted away, markers are grouped by time. Markers of one producer
+in two partitions belong to one transaction if each is nearest in time to the other. This is a guess: if a producer
+commits several times in quick succession, over different partitions, markers of two transactions may be matched.
 """
 
 from __future__ import annotations
@@ -49,26 +49,26 @@ class CommitDecision(msgspec.Struct, frozen=True):
     producer_id: int
     ends: dict[PartitionKey, int]
     is_rest: bool = False
-    """Whether the decision itself may be compacted away: then only this partition of it is known."""
+    """Whether the decision itself may be compacted away, so that other partitions of the transaction are unknown."""
     decided_ms: int = 0
     """Wall clock of the decision, or a little later."""
 
     @property
     def is_by_id(self) -> bool:
-        """Whether topics are identified by id; a store that was upgraded has old decisions with names."""
+        """Whether the decision identifies topics by id. Decisions of old versions have names."""
         return all(len(topic_id) == _ID_LENGTH and topic_id.count("-") == _ID_DASHES for topic_id, _ in self.ends)
 
 
 class ConsistentCuts(msgspec.Struct):
-    """Cuts that split no transaction, and what they mean for transactions."""
+    """Cuts that split no transaction, and the transactions that they undo."""
 
     cuts: Cuts
     undone: dict[PartitionKey, set[int]] = {}
     """Offsets of commit markers that are not valid any more, in partitions that are not cut."""
     undecided: set[tuple[PartitionKey, int]] = set()
-    """(partition, producer id) of transactions that lack a marker in that partition, and are undone in others."""
+    """(partition, producer id) of undone transactions that have no marker in that partition."""
     committed: set[tuple[PartitionKey, int]] = set()
-    """(partition, producer id) of transactions that lack a marker in that partition, but stay committed."""
+    """(partition, producer id) of committed transactions that have no marker in that partition."""
     producers: set[int] = set()
     """Producer ids of all undone transactions."""
 
@@ -82,7 +82,7 @@ class _Transaction(msgspec.Struct):
     is_undone: bool = False
     decided_ms: int = 0
 
-    def needs(self) -> Iterator[tuple[PartitionKey, int]]:
+    def needed_ends(self) -> Iterator[tuple[PartitionKey, int]]:
         """Yield the end offset that each partition must have so that the transaction is whole."""
         for partition_key, marker in self.markers:
             yield partition_key, marker.offset + 1
@@ -90,7 +90,7 @@ class _Transaction(msgspec.Struct):
 
 
 def find_ends(data: bytes, start_offset: int) -> list[TransactionEnd]:
-    """Return the markers in a piece after the log start. Records of a marker at the log start have been deleted."""
+    """Return the transactions that end in a piece. Omit a marker at the log start: its records have been deleted."""
     view = memoryview(data)
     found = []
     for position, header in scan_batches(view, 0, len(view)):
@@ -136,26 +136,27 @@ def extend_cuts(
 
     ends   all transaction ends of each partition, in the order of offsets, also after its cut
     uncut  partitions that must not be cut; their invalid markers are returned in `ConsistentCuts.undone`
-    at_ms  undo transactions that were decided after this time and lack a marker, because a marker would show the time
+    at_ms  undo transactions that were decided after this time and lack a marker in some partition: a cut at a time
+           finds only markers, not decisions
     """
     transactions = _transactions(ends, commits)
     kept = ConsistentCuts(dict(cuts))
-    waiting: dict[PartitionKey, list[tuple[int, int]]] = defaultdict(list)
+    needed_ends: dict[PartitionKey, list[tuple[int, int]]] = defaultdict(list)  # (end offset, index of transaction)
     for index, transaction in enumerate(transactions):
-        for partition_key, need in transaction.needs():
-            waiting[partition_key].append((need, index))
-    for needs in waiting.values():
-        needs.sort()
-    to_check = [partition_key for partition_key in cuts if partition_key in waiting]
+        for partition_key, end_offset in transaction.needed_ends():
+            needed_ends[partition_key].append((end_offset, index))
+    for in_partition in needed_ends.values():
+        in_partition.sort()
+    to_check = [partition_key for partition_key in cuts if partition_key in needed_ends]
     for transaction in transactions:
         if at_ms is not None and transaction.ends and transaction.decided_ms > at_ms:
             transaction.is_undone = True
             to_check += _undo(transaction, kept, uncut)
     while to_check:
         partition_key = to_check.pop()
-        needs = waiting[partition_key]
-        while needs and needs[-1][0] > kept.cuts[partition_key]:
-            transaction = transactions[needs.pop()[1]]
+        in_partition = needed_ends[partition_key]
+        while in_partition and in_partition[-1][0] > kept.cuts[partition_key]:
+            transaction = transactions[in_partition.pop()[1]]
             if not transaction.is_undone:
                 transaction.is_undone = True
                 to_check += _undo(transaction, kept, uncut)

@@ -1,9 +1,9 @@
 """A block cache for segments in an object store: sparse files, and the blocks that were downloaded into them.
 
 A cached file is created with the segment's size, but without data. Before a reader accesses bytes, it calls
-`CachedFile.ensure_range`, which downloads the missing blocks. Sequential readers prefetch more blocks the longer they
-read. If the cache exceeds its limit, an empty file replaces the least recently used one. Readers that have mapped the
-old file keep it until they unmap it.
+`CachedFile.ensure_range`, which downloads the missing blocks. The longer a reader reads sequentially, the more blocks
+are prefetched. If the cache exceeds its limit, an empty file replaces the least recently used file. Readers that have
+mapped the old file keep it until they unmap it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class CacheLost(ObjectStoreError):
 def _translating_errors(url: str, path: str) -> Iterator[None]:
     """Translate errors of cache files, so that they name the cache folder and not the store or a segment.
 
-    Raise `CacheLost`, `DiskFull`, `ObjectStoreError`. Errors of this process, as too many open files, are unchanged.
+    Raise `CacheLost`, `DiskFull`, `ObjectStoreError`. Leave errors of this process unchanged, such as too many open
+    files.
     """
     try:
         yield
@@ -81,11 +82,11 @@ class BlockCache:
         fork_safety.on_fork(self, "_forget")
 
     def _forget(self) -> None:
-        """In a forked child: the download threads exist only in the parent."""
+        """Refuse downloads in a forked child: the download threads exist only in the parent."""
         self._is_of_parent = True
 
     def count_use(self) -> int:
-        """Return a number that grows with every use; the file with the lowest one is the least recently used."""
+        """Return a number that grows with every use. The file with the lowest number is the least recently used."""
         self._uses += 1
         return self._uses
 
@@ -129,9 +130,9 @@ class BlockCache:
     def evict(self, file: CachedFile, ranges: ObjectRanges | None = None) -> CachedFile:
         """Replace a cached file by an empty one, for the same or for new ``ranges``.
 
-        The disk space of the old file is freed when no reader maps it any more.
+        The disk space of the old file is freed when the last reader has unmapped it.
 
-        Raise as `CachedFile`; then nothing has changed.
+        Raise the errors of `CachedFile`; then nothing has changed.
         """
         with self.mutex:
             empty = CachedFile(self, file.path, file.ranges if ranges is None else ranges)
@@ -170,7 +171,7 @@ class BlockCache:
 
 
 class CachedFile:
-    """A sparse file for one segment, and which of its blocks are downloaded. Thread-safe."""
+    """A sparse file for one segment, with a record of the blocks that are downloaded. Thread-safe."""
 
     def __init__(self, cache: BlockCache, path: str, ranges: ObjectRanges, *, is_staged: bool = False) -> None:
         """Create the empty file at ``path``; with ``is_staged`` under a temporary name until `move_into_place`.
@@ -194,7 +195,7 @@ class CachedFile:
         self._ahead = 0
         """Block after the last one that is prefetched."""
         self.replaced_by: CachedFile | None = None
-        """The file for the same bytes that replaced this one at its eviction."""
+        """The file for the same bytes that the cache created when it evicted this file."""
         self._staged_path = path + TEMPORARY_SUFFIX
         fs = FileSystem()
         with (
@@ -214,8 +215,8 @@ class CachedFile:
     def open(self) -> OpenCachedFile:
         """Open the file. Blocks can be downloaded while the result exists.
 
-        If the file was deleted, as cleaners of temporary files do, create it again. Raise `CacheLost` if the folder was
-        deleted, or the new file, too; `DiskFull`, `ObjectStoreError`.
+        If a cleaner of temporary files has deleted the file, create it again. Raise `CacheLost` if the folder was
+        deleted, or the new file as well; `DiskFull`, `ObjectStoreError`.
         """
         with self._cache.mutex:
             found = None if self._open is None else self._open()
@@ -230,7 +231,7 @@ class CachedFile:
             return found
 
     def extend(self, ranges: ObjectRanges) -> None:
-        """Extend the file, or point it to other objects. Bytes already present do not change. Raise `CacheLost`."""
+        """Extend the file, or change the objects of its ranges. Downloaded bytes stay valid. Raise `CacheLost`."""
         with self._cache.mutex:
             before, size_bytes = file_size(self.ranges), file_size(ranges)
             if size_bytes > before:
@@ -255,10 +256,10 @@ class CachedFile:
                 self._wait(opened_file, first, stop, is_last=True)
 
     def _wait(self, opened_file: OpenCachedFile, first: int, stop: int, *, is_last: bool) -> bool:
-        """Download blocks and wait for them; return False if a download of another reader failed, unless ``is_last``.
+        """Download blocks and wait for them. Return False if a download that another reader started has failed.
 
-        The other reader's download may have started long ago, so its failure is a reason to try once more. Raise as
-        `ensure_range`.
+        The other reader's download may have started long ago, so the caller tries once more. With ``is_last``, raise
+        the error of that download instead of returning False.
         """
         begun, joined = self._start_downloads(opened_file, first, stop)
         for future in begun:
@@ -316,7 +317,7 @@ class CachedFile:
         return begun, joined
 
     def _running_download(self, block: int) -> Future[None] | None:
-        """Return the running download of a block. A finished one has failed, or else the block would be present."""
+        """Return the running download of a block; None if there is none or it has failed."""
         running = self._downloads.get(block)
         return None if running is None or running.done() else running
 
@@ -335,7 +336,7 @@ class CachedFile:
         except ObjectMissing as missing:
             self._cache.refresh()
             newest = self
-            while newest.replaced_by is not None:  # only the newest one got the ranges of the current manifest
+            while newest.replaced_by is not None:  # only the newest file has the ranges of the current manifest
                 newest = newest.replaced_by
             if newest.ranges == ranges:
                 if newest.is_retired:
@@ -384,7 +385,7 @@ class OpenCachedFile:
 
     @property
     def source(self) -> str:
-        """URL of the object that its first block comes from."""
+        """URL of the object that contains the first block."""
         return f"{self.file.url}/{self.file.ranges[0].key}" if self.file.ranges else self.file.url
 
     def map(self) -> memoryview:
@@ -399,7 +400,7 @@ class OpenCachedFile:
             self.file.ensure_range(self, start, end)
 
     def close(self) -> None:
-        """Close the file: no more blocks can be downloaded."""
+        """Close the file. Then no more blocks can be downloaded into it."""
         with self._mutex:
             fd, self._fd = self._fd, None
             if fd is not None:

@@ -1,6 +1,7 @@
-"""A temporary folder of one process for downloaded data, removed when it is closed.
+"""A temporary folder of one process for downloaded data, removed when the process closes it.
 
-The folder is locked while it is in use. Creating one also removes folders that killed processes left at the same place.
+The process locks the folder while it uses it. Creating a folder also removes the unlocked folders beside it, which
+killed processes have left.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class CacheFolder:
                 with contextlib.suppress(FileNotFoundError):
                     lock = open_lockable(fs, f"{self.path}/{REPLICA_FILE}", os.O_RDWR | os.O_CREAT)
                     fs.flock(lock, EXCLUSIVE)
-                    if fs.exists(f"{self.path}/{REPLICA_FILE}"):  # false if another process removed it before the lock
+                    # Another process may have removed the folder before this process locked it.
+                    if fs.exists(f"{self.path}/{REPLICA_FILE}"):
                         break
         except OSError as error:
             if error.errno in NO_ROOM:
@@ -49,12 +51,12 @@ class CacheFolder:
         _sweep(fs, parent)
 
     def _forget(self) -> None:
-        """In a forked child: the folder belongs to the parent."""
+        """Give up the folder in a forked child: it belongs to the parent."""
         self._lock = None
 
     @property
     def is_owned(self) -> bool:
-        """Whether this process owns the folder, and it is not closed."""
+        """Whether this process has created the folder and not closed it."""
         return self._lock is not None
 
     def close(self) -> None:
@@ -81,7 +83,7 @@ def _sweep(fs: FileSystem, parent: str) -> None:
 
 
 def _is_ours(fs: FileSystem, mark: str) -> bool:
-    """Return whether the mark is empty: in a replica, the file with this name is not."""
+    """Return whether the mark of a folder is empty. A replica has a file of the same name that is not empty."""
     try:
         return fs.stat(mark).st_size == 0
     except OSError:

@@ -1,7 +1,7 @@
 """Evict shipped segments from the local disk, and recall them, at the end of each upload cycle (tiered storage).
 
-evict    segments that `policy.eviction_policy` selects, once the manifest refers to their objects and a read of the
-         last object's end has succeeded
+evict    segments that `policy.eviction_policy` selects. First the manifest must refer to the segment's objects, and a
+         read of the end of the last object must succeed
 recall   all segments of a topic whose configuration disables tiered storage, or that is excluded from shipping, one
          segment in each cycle
 """
@@ -27,7 +27,7 @@ from segmentlog.policy.upload_policy import LocalLog, LocalSegment
 _EVERY_MS: Final = 1_000
 """An unchanged partition is checked this often."""
 _SEGMENTS_MAX: Final = 16
-"""Most segments evicted in one cycle. Each takes some milliseconds, which delay callers that wait for shipping."""
+"""Maximum number of segments evicted in one cycle. Each takes milliseconds, and callers that wait for shipping wait."""
 _PROBE_BYTES: Final = 4096
 
 
@@ -37,11 +37,11 @@ class Evictor:
     def __init__(self, bucket: Bucket) -> None:
         self._bucket = bucket
         self._turns: Turns[PartitionKey] = Turns()
-        """Which partitions used the limited number of evictions per cycle."""
+        """Shares the limited number of evictions per cycle among the partitions."""
         self._checked: dict[PartitionKey, tuple[object, int]] = {}
         """(signature at the last check, its time in ms), by partition."""
         self.errors: dict[str, str] = {}
-        """Why a segment could not be evicted or recalled, by name of the partition."""
+        """The reason why a segment could not be evicted or recalled, by name of the partition."""
         self.has_more = False
         """Whether the last run reached its limit, so that more can be evicted or recalled at once."""
 
@@ -49,7 +49,7 @@ class Evictor:
         self, states: Mapping[PartitionKey, PartitionUploadState], shipped: Mapping[PartitionKey, ShippedPartition],
         excluded: Set[str], now_ms: int,
     ) -> None:  # fmt: skip
-        """Evict or recall segments of partitions that have changed, or were not checked for `_EVERY_MS`.
+        """Evict or recall segments of each partition that has changed, or was last checked `_EVERY_MS` ago.
 
         ``shipped`` are the manifest's entries; ``excluded`` are ids of topics that are no longer shipped. Errors are
         recorded in `errors`, and the next run tries again.
@@ -118,7 +118,7 @@ class Evictor:
             if base >= producers_segment:
                 # Until the next roll, a process that begins to append reads this segment, under the append lock.
                 break
-            if base >= recovery_segment:  # a recovery would have to download it
+            if base >= recovery_segment:  # a recovery would have to download this segment
                 recovery_segment = state.local.partition.advance_recovery_point()
             if not self._evict(state.local, log, segments[base], shipped[base], now_ms):
                 break
@@ -145,7 +145,7 @@ class Evictor:
 def _candidates(
     state: PartitionUploadState, log: LocalLog, shipped: Mapping[int, ShippedSegment]
 ) -> Iterator[EvictionCandidate]:
-    """Yield the sealed segments, as the eviction policy sees them."""
+    """Yield what the eviction policy needs of each sealed segment: size, age, and whether it is evicted or shipped."""
     for segment in log.segments:
         if not segment.sealed:
             continue

@@ -1,8 +1,8 @@
 """Recall evicted segments whose object the manifest does not protect from garbage collection.
 
 Normally the manifest refers to the object of every evicted segment, so garbage collection never deletes that object.
-The manifest may not refer to it after shipping was ended or started over, or if a stub is damaged. In these cases the
-segment is downloaded again, or the stub is recreated from the manifest.
+After shipping was ended or started over, the manifest may not refer to it; then the segment is downloaded. If a stub is
+damaged, its object is unknown; then the stub is recreated from the manifest.
 """
 
 from __future__ import annotations
@@ -45,8 +45,10 @@ def recall_unreferenced(handle: Handle, url: str, segment: LocalSegment, entry: 
 def recall_all(topics: Topics, *, is_fenced: bool) -> None:
     """Recall all evicted segments of a store, before its objects lose their protection from garbage collection.
 
-    With ``is_fenced``, another machine has taken over the store and may have deleted objects: their segments are lost,
-    and logged. Raise `ObjectStoreError`, `SegmentGone`, `DiskFull`, OSError; segments recalled before that stay local.
+    With ``is_fenced``, another machine has taken over the store and may have deleted objects. Log each segment that is
+    lost because of that, and continue.
+
+    Raise `ObjectStoreError`, `SegmentGone`, `DiskFull`, OSError. Segments that were recalled before stay local.
     """
     for name, _ in list(topics.all_partitions()):
         with contextlib.suppress(UnknownTopic):
@@ -58,4 +60,6 @@ def recall_all(topics: Topics, *, is_fenced: bool) -> None:
                     except SegmentGone as error:
                         if not is_fenced:
                             raise
-                        logger.warning("%s: a segment is lost: %s", handle.log_name, error)
+                        logger.warning(
+                            "%s: the records of evicted segment %d are lost: %s", handle.log_name, base, error
+                        )

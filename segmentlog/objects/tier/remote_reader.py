@@ -1,8 +1,8 @@
-"""Read evicted segments: segments in a local store whose bytes only the object store has (tiered storage).
+"""Read evicted segments: segments of a local store whose bytes only the object store has (tiered storage).
 
-Each process downloads the blocks that it reads into a folder of its own, up to a size limit, as for a store that is
-opened by its URL (`objects.tier.block_cache`). Cached data is identified by the object's name, because objects never
-change. The folder is created when the first evicted segment is read.
+Each process downloads the blocks that it reads into a cache folder of its own, which has a size limit (see
+`objects.tier.block_cache`). Objects never change, so the object's name identifies cached data. The folder is created
+when the first evicted segment is read.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from segmentlog.storage import fork_safety
 from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.segment_stub import read_stub
 
-_NOT_FOUND: Final = "no store is at this URL, or it is not mounted; the object store has the only copy of this segment"
+_NOT_FOUND: Final = "there is no store at this URL, or its file system is not mounted. This segment has no other copy"
 
 
 class RemoteReader:
@@ -43,14 +43,14 @@ class RemoteReader:
         self._cache_bytes = cache_bytes
         self._cache_dir = cache_dir
         self._urls: dict[str, str] = {}
-        """Complete URLs, by the URL without secrets, which is in the stubs."""
+        """URLs with their secrets, by the URL without secrets. Stubs contain only the latter."""
         self._mutex = fork_safety.reentrant_lock(self, "_mutex")
         self._is_closed = False
         self._start_empty()
         fork_safety.on_fork(self, "_start_empty")
 
     def _start_empty(self) -> None:
-        """Start with an empty cache. In a forked child, folder and threads belong to the parent."""
+        """Start with an empty cache, also in a forked child: the cache folder and threads belong to the parent."""
         self._folder: CacheFolder | None = None
         self._caches: dict[str, BlockCache] = {}
         """By URL."""
@@ -69,7 +69,7 @@ class RemoteReader:
     def open_segment(self, fs: FileSystem, path: str) -> RemoteSegment | None:
         """Open the evicted segment whose log is at ``path``; return None if its bytes are local.
 
-        Raise as `FileSystem.ranged`, `InvalidConfig` for a URL that cannot be opened here, `DiskFull` and
+        Raise the errors of `FileSystem.ranged`, `InvalidConfig` for a URL that this process cannot open, `DiskFull` and
         `ObjectStoreError` for a cache that cannot be written.
         """
         found = read_stub(fs, path)
@@ -118,7 +118,7 @@ class RemoteReader:
         return cache
 
     def record_error(self, url: str, why: str) -> None:
-        """Record why segments cannot be read from ``url``; an empty text after a success."""
+        """Record the error that prevents reading segments from ``url``; an empty text records a success."""
         if why:
             self._errors[url] = why
         else:
@@ -126,7 +126,7 @@ class RemoteReader:
 
     @contextlib.contextmanager
     def recording_errors(self, url: str) -> Iterator[None]:
-        """Record errors of the object store and of the cache's disk, and raise them."""
+        """Record errors of the object store and of the cache's disk for `health`, and raise them again."""
         try:
             yield
         except (ObjectStoreError, DiskFull) as error:
@@ -138,7 +138,10 @@ class RemoteReader:
         return {f"segments at {url}": why for url, why in self._errors.copy().items()}
 
     def missing_object_error(self, stub: Stub) -> ObjectStoreError:
-        """Return the error for a missing object: `SegmentGone` only if the manifest at the same URL can be read."""
+        """Return the error for a missing object: `SegmentGone` if the manifest at the same URL can be read.
+
+        Otherwise the whole store is unavailable, and the object may still exist.
+        """
         cache = self._caches[stub.url]
         try:
             cache.bucket.get(MANIFEST_KEY)
@@ -182,7 +185,7 @@ class RemoteSegment:
         self._stub = stub
         self._opened = opened
         self.inode = inode
-        """Inode of the hole: it differs from that of a file that replaces it."""
+        """Inode of the stub: a file that replaces the stub has another inode."""
 
     @property
     def is_retired(self) -> bool:

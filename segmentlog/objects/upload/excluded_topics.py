@@ -1,4 +1,4 @@
-"""Remove the offset grants of topics that are excluded from shipping: no shipper extends them any more."""
+"""Remove the offset grants of topics that are excluded from shipping: no shipper extends these grants any more."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ logger = logging.getLogger("segmentlog")
 
 
 def release_excluded_topics(topics: Topics, patterns: tuple[str, ...], shipped: Set[str]) -> bool:
-    """Remove the grants of all topics that match no pattern; return False if any removal failed, to be tried again.
+    """Remove the grants of all topics that match no pattern. Return False if a removal failed and must be tried again.
 
-    Topics with an id in ``shipped`` keep theirs: the manifest still lists them, so a takeover would continue them.
+    Topics with an id in ``shipped`` keep their grants: the manifest still lists them, so a takeover would append to
+    them.
     """
     is_done = True
     for name in topics.names(internal=True):

@@ -18,7 +18,7 @@ from segmentlog.policy.upload_policy import grant_only_entry, manifest_entry
 def build_topics(
     plan: UploadPlan, states: Mapping[PartitionKey, PartitionUploadState]
 ) -> tuple[ShippedTopic, ...]:  # fmt: skip
-    """Return the entries of all topics, after everything planned has been uploaded."""
+    """Return the entries of all topics. Everything in the plan must have been uploaded."""
     built = []
     for name, file in plan.topics:
         keys = [(file.topic_id, number) for number in range(file.partitions)]
@@ -53,7 +53,7 @@ def tail_numbers(topics: tuple[ShippedTopic, ...]) -> set[int]:
 
 
 def content_of(manifest: Manifest) -> object:
-    """Return what a manifest says about the store. Two manifests with equal content need no new put."""
+    """Return the parts of a manifest that describe the store. If two manifests have equal parts, no put is needed."""
     return (
         manifest.owner, manifest.topics, manifest.tails, manifest.files, manifest.ended, manifest.is_handed_over,
     )  # fmt: skip

@@ -24,26 +24,26 @@ from segmentlog.objects.ownership.claim import compare_with_local, fence
 from segmentlog.objects.upload.manifest_builder import content_of
 from segmentlog.topics.topic_registry import Topics
 
-_ENDED: Final = "another command ended shipping ('segmentlog ship --stop'); this process ships no more"
+_ENDED: Final = "another command ended shipping ('segmentlog ship --stop'); this process has stopped shipping"
 
 
 class PutOutcome(enum.Enum):
-    """Which manifest is in the object store, compared with the last known one."""
+    """The manifest that is in the object store, compared with the last manifest that this process read or published."""
 
     NO_MANIFEST = enum.auto()
-    """The object store contains no manifest, as before."""
+    """The object store still contains no manifest."""
     UNCHANGED = enum.auto()
-    """The manifest is still that of an earlier owner that ended shipping: this store's first put had no effect."""
+    """The manifest is still that of an earlier owner, which ended shipping: this store's first put had no effect."""
     PUBLISHED = enum.auto()
-    """The manifest is from a put of this process that got no answer."""
+    """The manifest is from a put of this process whose response was lost."""
     MARKED = enum.auto()
-    """The manifest is the last known one, in which a garbage collection has marked more objects for deletion."""
+    """The manifest is the last one, in which a garbage collection has marked more objects for deletion."""
     EARLIER_PROCESS = enum.auto()
     """The manifest is from a put of an earlier process of this store, which took effect late."""
 
 
 class ManifestPublisher:
-    """The current manifest as one shipper knows it. Not thread-safe."""
+    """The last manifest that one shipper has read or published, and its puts. Not thread-safe."""
 
     def __init__(self, topics: Topics, bucket: Bucket) -> None:
         self._topics = topics
@@ -116,17 +116,18 @@ class ManifestPublisher:
     def publish(self, manifest: Manifest) -> None:
         """Replace the last manifest.
 
-        Raise `ObjectStoreError`, also its subclass `PreconditionFailed`: then call `resolve_outcome`.
+        Raise `ObjectStoreError` or its subclass `PreconditionFailed`. After either, call `resolve_outcome`.
         """
         self._unresolved[manifest.nonce] = manifest
         tag = self._bucket.compare_and_swap(MANIFEST_KEY, encode_manifest(manifest), self._tag)
         self._adopt(manifest, tag)
 
     def resolve_outcome(self, binding: Binding, owner: Owner) -> PutOutcome:
-        """Read the manifest, and return how it compares with the last known one.
+        """Read the manifest, and compare it with the last manifest that this process read or published.
 
-        Raise `StoreFenced` if the manifest names another owner, and `ShippingRefused` if it is another store's, is
-        missing, or shipping was ended. Raise `ObjectStoreError` if it cannot be read; the outcome then stays unknown.
+        Raise `StoreFenced` if the manifest names another owner. Raise `ShippingRefused` if it belongs to another store,
+        if it is missing, or if shipping was ended. Raise `ObjectStoreError` if it cannot be read; then the outcome of
+        the put stays unknown.
         """
         bound = read_binding(self._topics.fs, self._topics.path)
         # Check this before fencing: a store that is not bound to this owner must not be fenced because of it.
@@ -156,14 +157,14 @@ class ManifestPublisher:
         if self.manifest is not None and content_of(manifest) == content_of(self.manifest):
             self._adopt(manifest, tag)
             return PutOutcome.MARKED
-        # Raises if the manifest contains data that this store never had.
+        # This raises if the manifest contains data that this store never had.
         self.uncompared = compare_with_local(self._topics, self._bucket, manifest)
         self._adopt(manifest, tag)
         return PutOutcome.EARLIER_PROCESS
 
     def _adopt(self, manifest: Manifest, tag: str) -> None:
         """Record the manifest that is in the object store."""
-        if tag != self._tag:  # if the tag is unchanged, a put that was sent may still take effect
+        if tag != self._tag:  # if the tag is unchanged, an earlier put may still take effect
             self._unresolved.clear()
         self.manifest, self._tag = manifest, tag
         self._deleted &= {mark.key for mark in manifest.condemned}

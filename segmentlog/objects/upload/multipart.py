@@ -1,15 +1,15 @@
-"""Upload sealed segments; large ones in parts, each an object of its own, with a journal of the uploaded parts.
+"""Upload sealed segments. A large segment is uploaded in parts: each part is an object, and a journal lists the parts.
 
     @uploads    JSON, of the store: {"url": "s3://bucket/path", "begun": [
                 {"topic_id": ..., "partition": 0, "base_offset": 0, "stamp": [131, 67108864, 1785456000000000000],
                  "key": "segments/...", "part_bytes": 16777216, "parts": {"0": [16777216, <xxh3_64>, <sha256>], ...}}]}
 
-The multi-part uploads of S3 cannot be used here: obstore does not expose their id, so an upload is lost when its
-process dies. Separate objects are not lost: the next process checks the parts in the journal and uploads the missing
-ones. Every attempt uploads a part under the same name with the same bytes, so late or repeated puts do no harm.
+S3's own multi-part uploads are not used: obstore does not expose their id, so an upload is lost when its process dies.
+Separate objects are not lost: the next process checks the parts in the journal, and uploads those that are missing.
+Every attempt uploads a part under the same name with the same bytes, so late or repeated puts do no harm.
 
-The journal only saves work. A part in the journal counts only if its checksum matches the local file and its object
-exists.
+Without the journal, all parts are uploaded again. A part in the journal is used only if its checksum matches the local
+file and its object exists.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from segmentlog.storage.fs import FileSystem
 PART_BYTES: Final = 16 << 20
 """Larger segments are uploaded in parts of about this size."""
 TRIES: Final = 4
-"""Attempts for one part; after them the segment waits for a later cycle."""
+"""Attempts for one part. If all fail, a later cycle resumes the upload of the segment."""
 PAUSE_S: Final = 0.5
 """Pause before the second attempt. It doubles for each further attempt, with jitter."""
 
@@ -46,7 +46,7 @@ Read = Callable[[int, int], Data]
 
 
 class MultipartUpload(msgspec.Struct):
-    """An unfinished upload of a segment in parts; ``parts`` are the uploaded ones, by number.
+    """An unfinished upload of a segment in parts. ``parts`` contains the uploaded parts, by number.
 
     ``stamp`` identifies the file: inode, size and time.
     """
@@ -121,7 +121,7 @@ class MultipartUploader:
                 remove_upload_journal(self._fs, self._path.rpartition("/")[0])
 
     def _start_or_resume(self, partition_key: PartitionKey, segment: LocalSegment) -> MultipartUpload:
-        """Return the unfinished upload of exactly this file, or start one."""
+        """Return the unfinished upload of this file, if the file has not changed; otherwise start an upload."""
         base_offset = segment.base_offset
         with self._mutex:
             for upload in self._begun.values():
@@ -154,7 +154,7 @@ class MultipartUploader:
                 self._write_journal_locked()
 
     def is_whole(self, stored: Stored) -> bool:
-        """Return whether all parts of an uploaded segment are still usable: none was marked for deletion since."""
+        """Return whether all parts of an uploaded segment are usable: none was marked for deletion after its upload."""
         with self._mutex:
             return not stored.parts or stored.key in self._begun
 
@@ -182,7 +182,8 @@ class MultipartUploader:
     def upload(self, partition_key: PartitionKey, segment: LocalSegment, read: Read, stop: threading.Event) -> Stored:
         """Upload a segment, or the missing parts of it, and return its manifest entry.
 
-        Raise what ``read`` raises, `ObjectStoreError`, or `StoreClosed` after ``stop`` is set. The next call resumes.
+        Raise what ``read`` raises, `ObjectStoreError`, or `StoreClosed` after ``stop`` is set. The next call resumes
+        the upload.
         """
         if segment.size_bytes <= PART_BYTES:
             key = new_segment_key(partition_key, segment.base_offset)
@@ -214,7 +215,7 @@ class MultipartUploader:
     def _retry_part(
         self, try_part: Callable[[int], ObjectStoreError | None], number: int, stop: threading.Event
     ) -> None:  # fmt: skip
-        """Upload a part again that failed during parallel uploads: alone, with pauses between attempts."""
+        """Upload a part that has failed in parallel with other parts: now alone, with pauses between attempts."""
         error: ObjectStoreError | None = None
         for attempt in range(1, TRIES):
             if stop.wait(PAUSE_S * 2 ** (attempt - 1) * random.uniform(0.5, 1.5)):
@@ -239,7 +240,7 @@ class MultipartUploader:
         self._record_part(upload, number, part)
 
     def _exists(self, key: str, size_bytes: int) -> bool:
-        """Return whether the object of a part exists: a garbage collection may have deleted it."""
+        """Return whether the object of a part exists. A garbage collection may have deleted it."""
         try:
             self._bucket.get_range(key, size_bytes - 1, 1)
         except ObjectMissing:

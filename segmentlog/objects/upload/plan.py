@@ -2,7 +2,8 @@
 
 First all partitions are scanned (`store_scan`), in the order of `partition_snapshot.scan_order`, the transaction log
 last. Then each partition is planned by itself. Last, partitions whose upload would split a transaction are withheld
-(`transaction_barrier`): their bytes are uploaded, but no manifest refers to them before the rest is uploaded, too.
+(`transaction_barrier`): their bytes are uploaded, but no manifest refers to these bytes until all of the transaction is
+uploaded.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from segmentlog.topics.topic_registry import Topics
 
 
 class PartitionUpload(msgspec.Struct):
-    """The upload of a partition in one cycle. ``data`` holds the bytes of the plan's pieces, in the same order."""
+    """The upload of a partition in one cycle. ``data`` contains the bytes of the plan's pieces, in the same order."""
 
     state: PartitionUploadState
     log: LocalLog
@@ -50,11 +51,11 @@ class PartitionUpload(msgspec.Struct):
 class UploadPlan(msgspec.Struct, frozen=True):
     """The plan of one cycle.
 
-    uploads        what to upload, for partitions with something new
+    uploads        the upload of each partition that has new data
     topics         name and file of each topic to ship
     shipped        the entries of the current manifest
     offset_grants  the next offset grant of every partition that could be opened
-    waiting        for each partition that may have more data to ship than this cycle can: the reason
+    waiting        the reason why a partition may have data that this cycle cannot ship, by partition
     """
 
     uploads: dict[PartitionKey, PartitionUpload]
@@ -73,7 +74,7 @@ class UploadPlanner:
         self._states = states
         self._barrier = TransactionBarrier(topics, states)
         self._turns: Turns[PartitionKey] = Turns()
-        """Which partitions used the limited size of recent tails."""
+        """Shares the limited size of tails among the partitions."""
 
     def make_plan(self, patterns: tuple[str, ...], manifest: Manifest | None, now_ms: int) -> UploadPlan:
         """Scan the store and plan the next cycle. ``manifest`` is the current one.

@@ -1,4 +1,4 @@
-"""Upload sealed segments whole, each with its index and producer snapshot, over as many cycles as it takes."""
+"""Upload sealed segments whole, each with its index and producer snapshot. An upload may take several cycles."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class SegmentUploader:
         )  # fmt: skip
         self._multipart = MultipartUploader(fs, folder, bucket, parallel)
         self._turns: Turns[PartitionKey] = Turns()
-        """Which partitions used the limited number of parallel uploads."""
+        """Shares the limited number of parallel uploads among the partitions."""
         self._unused: list[ShippedSegment] = []
         """Uploaded segments that no manifest will refer to: the upload failed later, or the topic was deleted."""
         self._single_bytes = 0
@@ -130,7 +130,7 @@ class SegmentUploader:
     # ------------------------------------------------------------ collect
 
     def collect_finished(self, manifest: Manifest | None, wait_s: float = 0.0) -> None:
-        """Record the uploads that have ended, after waiting up to ``wait_s`` for the first. ``manifest``: current.
+        """Record the uploads that have ended. Wait up to ``wait_s`` for the first. ``manifest`` is the current one.
 
         Raise the first error. The next cycle starts a failed upload again.
         """

@@ -1,4 +1,4 @@
-"""The shipping of an open store: a thread runs a cycle at each interval and whenever an appender waits."""
+"""Ship an open store in the background: a thread runs a cycle at each interval and whenever an appender waits."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from segmentlog.topics.topic_registry import Topics
 logger = logging.getLogger("segmentlog")
 
 _STANDBY_S: Final = 2.0
-"""While another process ships the store, check this often whether it still does."""
+"""Interval at which a process that stands by checks whether another process still ships the store."""
 _WATCH_S: Final = 0.5
 _COUNT_S: Final = 0.05
-"""How often unshipped bytes are counted if their number is limited."""
+"""Interval at which unshipped bytes are counted if their number is limited."""
 _AHEAD_S: Final = 0.005
-"""A cycle starts this much early, so that the local work does not lengthen the interval between requests."""
+"""A cycle starts this much early, because its local work comes before the request."""
 _PAUSE_MIN_S: Final = 0.0005
 _CLOSING_S: Final = 1.0
 """Longest wait for each thread when shipping stops, and then for pending uploads."""
@@ -46,7 +46,7 @@ _INTERVAL_MAX_MS: Final = 86_400_000
 
 
 class ShippingStatus(msgspec.Struct, frozen=True):
-    """How far a store is shipped, as this process knows it.
+    """Progress of the shipping of a store, from the cycles of this process.
 
     is_owner    whether this process ships the store
     shipped_ms  wall-clock time of the last cycle that shipped everything on the local disk; 0 before the first of these
@@ -64,7 +64,7 @@ class ShippingStatus(msgspec.Struct, frozen=True):
 
 
 class ShippingService:
-    """The shipping of an open store from this process; see docs/replicate.md. Thread-safe.
+    """Ships an open store from this process; see docs/replicate.md. Thread-safe.
 
     If several processes start shipping the same store, only one ships it. When that process ends, another takes over.
     """
@@ -90,14 +90,14 @@ class ShippingService:
     ) -> None:
         """Ship the store from now on, every ``interval_ms`` and whenever ``max_bytes`` were appended.
 
-        topics       names and patterns to ship; empty to keep those of the last start, at first all
+        topics       names and patterns of the topics to ship; empty to keep those of the last start, at first all
         bytes_per_s  limit of the upload bandwidth
         threads      False: run no threads; the caller calls `run_cycle`
 
         Raise `InvalidConfig` for an invalid argument, or if shipping was already started; `ReadOnlyStore`.
         """
         if self._run is not None:
-            raise InvalidConfig("ship", url, f"nothing: the store is already shipped to {self.url}")
+            raise InvalidConfig("ship", url, f"None, because this process already ships the store to {self.url}")
         self._run = _ShippingRun(
             self._topics, url, topic_patterns=topics, interval_ms=interval_ms, max_bytes=max_bytes,
             bytes_per_s=bytes_per_s, threads=threads,
@@ -120,20 +120,20 @@ class ShippingService:
         """Sync what this process appended, ship all that is on disk, and return when it is uploaded.
 
         ``progress`` is called with (bytes uploaded, bytes in total). The total grows with appends during the call.
-        Raise as `run_cycle`.
+        Raise the errors of `run_cycle`.
         """
         if self._run is not None and self.url in (url, open_bucket(url).url):
             patterns, current = as_patterns("topics", topics), self._run.shipper.topic_patterns
             if patterns and patterns != current:
                 why = f"the topics that this process already ships to it: {', '.join(current) or 'all'}"
                 raise InvalidConfig("topics", topics, why)
-            _flush(self._topics)
+            _sync_partitions(self._topics)
             return self._run.shipper.ship(progress)
         run = _ShippingRun(
             self._topics, url, topic_patterns=topics, bytes_per_s=bytes_per_s, threads=False, is_background=False
         )  # fmt: skip
         try:
-            _flush(self._topics)
+            _sync_partitions(self._topics)
             return run.shipper.ship(progress)
         finally:
             run.close()
@@ -141,11 +141,11 @@ class ShippingService:
     def stop_permanently(self) -> str | None:
         """End shipping, remove all offset grants, and return the URL; None if the store was not shipped.
 
-        The objects are kept. A later takeover refuses, because this store may append more. Evicted segments are
+        The objects are kept. Later takeovers are refused, because this store may append more. Evicted segments are
         recalled first: after the end, garbage collection may delete their objects.
 
         Raise `ShippingRefused` while another process ships the store, `ObjectStoreError`, `DiskFull`, `ReadOnlyStore`.
-        Then the store is still shipped.
+        After an error, the store is still shipped.
         """
         topics = self._topics
         topics.check_writable("end shipping it")
@@ -154,7 +154,7 @@ class ShippingService:
         lease = topics.ship_signals.acquire_lease()
         if lease is None:
             holder = _lock_holder(topics.fs, topics.ship_signals.path)
-            raise ShippingRefused(topics.path, f"{holder} ships this store; stop that first, then end shipping")
+            raise ShippingRefused(topics.path, f"{holder} ships this store; stop that process first, then end shipping")
         try:
             binding = read_binding(topics.fs, topics.path)
             if binding is None:
@@ -167,7 +167,7 @@ class ShippingService:
         return binding.url
 
     def status(self) -> ShippingStatus | None:
-        """Return how far the store is shipped, as this process knows; None if it does not ship."""
+        """Return the progress of shipping; None if this process does not ship."""
         return None if self._run is None else self._run.status()
 
     def health(self) -> dict[str, str]:
@@ -179,7 +179,7 @@ class ShippingService:
         return problems if shipper.error is None else problems | {"ship": shipper.error}
 
     def close(self) -> None:
-        """Ship the rest if the object store can be reached, and stop shipping from this process."""
+        """Ship what is not shipped yet, if the object store can be reached; then stop shipping from this process."""
         run, self._run = self._run, None
         if run is not None:
             run.close()
@@ -190,15 +190,15 @@ class ShippingService:
     """Old name of `stop_permanently`, kept as an alias."""
 
 
-def _flush(topics: Topics) -> None:
-    """Sync all partitions that this process appended to, except failed ones, which must not stop the others."""
+def _sync_partitions(topics: Topics) -> None:
+    """Sync all partitions that this process appended to. Ignore failed ones: the others must be shipped."""
     for partition in topics.opened_partitions():
-        with contextlib.suppress(PartitionFailed, UnknownTopic):  # the shipper reports it; deleted meanwhile
+        with contextlib.suppress(PartitionFailed, UnknownTopic):  # the shipper reports the failure; deleted meanwhile
             partition.flush()
 
 
 def _lock_holder(fs: FileSystem, path: str) -> str:
-    """Name the process that has locked a file, as far as /proc/locks shows it."""
+    """Return a description of the process that has locked a file, with its id if /proc/locks contains it."""
     with contextlib.suppress(OSError, ValueError):
         found = fs.stat(path)
         device = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
@@ -210,7 +210,7 @@ def _lock_holder(fs: FileSystem, path: str) -> str:
 
 
 def _remove_leftovers(topics: Topics) -> None:
-    """Remove offset grants and recall evicted segments of a store that is not shipped, whatever the cause."""
+    """Remove offset grants and recall evicted segments that a store still has although it is not shipped."""
     if _has_grants(topics):
         logger.warning("%s: removing offset grants, because the store is not shipped", topics.path)
         unbind_store(topics)
@@ -227,7 +227,7 @@ def _has_grants(topics: Topics) -> bool:
 
 
 class _ShippingRun:
-    """Shipping to one bucket, with threads or without."""
+    """Ships a store to one bucket, on threads of its own or in calls of `run_cycle`."""
 
     def __init__(
         self,
@@ -249,7 +249,10 @@ class _ShippingRun:
         self._interval_s = interval_ms / 1000
         self._max_bytes = max_bytes
         bucket = open_bucket(url, bytes_per_s)
-        self.shipper = Shipper(topics, bucket, topic_patterns=topic_patterns, interval_ms=interval_ms)
+        self.shipper = Shipper(
+            topics, bucket, topic_patterns=topic_patterns, interval_ms=interval_ms,
+            grants_on_request=is_background and threads,
+        )  # fmt: skip
         self._log = self._new_log() if is_background else None
         self._watch: Watch | None = None
         self._worker = BackgroundThread("ship", self.run_cycle) if threads else None
@@ -257,7 +260,7 @@ class _ShippingRun:
         fork_safety.on_fork(self, "_forget_parent")
 
     def _forget_parent(self) -> None:
-        """In a forked child: forget the parent's threads, which keep shipping and logging in the parent."""
+        """Drop the parent's threads in a forked child: they keep shipping and logging in the parent."""
         self._watch = None
         self._log = self._new_log() if self._log is not None else None
 
@@ -294,7 +297,7 @@ class _ShippingRun:
         return done
 
     def _wait_for_requests(self) -> float:
-        """Wake the thread that runs cycles when a process requests one, or when enough bytes are new."""
+        """Wake the thread that runs cycles when a process requests a cycle, or when ``max_bytes`` are unshipped."""
         assert self._worker is not None
         if self._watch is None:
             self._watch = Watch()
@@ -309,7 +312,7 @@ class _ShippingRun:
         return self._max_bytes is not None and self.shipper.unshipped_bytes >= self._max_bytes
 
     def status(self) -> ShippingStatus:
-        """Return how far the store is shipped."""
+        """Return the progress of shipping."""
         shipper = self.shipper
         now_ms = self._topics.clock.now_ms()
         lag_s = max(now_ms - shipper.shipped_ms, 0) / 1000 if shipper.shipped_ms else -1.0
@@ -323,7 +326,7 @@ class _ShippingRun:
         )
 
     def close(self) -> None:
-        """Ship what was appended until now, within `_CLOSING_S` and if the object store can be reached; then stop."""
+        """Ship what was appended until now, for at most `_CLOSING_S`, if the object store can be reached; then stop."""
         self._topics.ship_signals.is_starting = False
         for worker in (self._worker, self._watcher):
             if worker is not None:
@@ -354,14 +357,15 @@ class _ShippingRun:
         self.shipper.close()
 
     def _ship_the_rest(self) -> str:
-        """Ship what was appended until now, within `_CLOSING_S`; return what is missing, or an empty text.
+        """Ship what was appended until now, for at most `_CLOSING_S`. Describe what is missing then, or return "".
 
-        A run that ships once only has one cycle. Raise as `run_cycle` does.
+        A run that is not in the background has one cycle only. Raise as `run_cycle` does.
         """
         ends_s = time.monotonic() + (_CLOSING_S if self._log is not None else 0.0)
         ends: dict[PartitionKey, int] | None = None
         while True:
-            _flush(self._topics)  # every time: a cycle opens partitions to which only other processes appended
+            # Again in each cycle: a cycle opens partitions to which only other processes appended.
+            _sync_partitions(self._topics)
             done = self._ship()
             ends = self.shipper.log_ends() if ends is None else ends
             offsets = self.shipper.count_unshipped(ends)

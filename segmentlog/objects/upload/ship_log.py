@@ -1,7 +1,7 @@
 """Log lines of a process that ships in the background: start, end, progress, and the end of a failure.
 
-Cycles run every second. So the first upload is logged, and after it one summary at most every `SUMMARY_S`. The failures
-themselves are logged by `topics.background_threads.Worker`, each when its text differs from the last one.
+Cycles run every second. So only the first upload is logged, and then one summary at most every `SUMMARY_S`.
+`topics.background_threads.Worker` logs a failed cycle if the text of its error differs from that of the last failure.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ class ShipLog:
         """Since the last summary."""
         self._all_records = self._all_cycles = 0
         self._failed_s = 0.0
-        """Monotonic time at which the present series of failures began; 0 without one."""
+        """Monotonic time at which the current series of failed cycles began; 0 if the last cycle succeeded."""
         self._failures = 0
         self._stuck: dict[str, str] = {}
 
     def record_cycle(self, *, is_owner: bool, put: bool, records: int, stuck: Mapping[str, str]) -> None:
-        """Log the result of a cycle, as far as it is news.
+        """Log the result of a cycle if it differs from that of the last cycle, or if a summary is due.
 
         is_owner  whether this process ships the store
         put       whether a manifest was published
         records   number of newly shipped offsets outside lost ranges
-        stuck     why a partition cannot be shipped, by partition
+        stuck     reason why a partition cannot be shipped, by partition
         """
         now_s = self._clock()
         if is_owner != self._is_owner:
@@ -73,7 +73,7 @@ class ShipLog:
         self._failures += 1
 
     def log_end(self, *, is_whole: bool) -> None:
-        """Log that shipping ends; ``is_whole`` says whether the manifest includes everything that was appended."""
+        """Log that shipping ends. ``is_whole`` is true if the manifest includes everything that was appended."""
         if self._is_owner is None and not self._failures:
             return  # no cycle has run
         if self._cycles:

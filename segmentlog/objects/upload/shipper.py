@@ -1,12 +1,12 @@
 """Ship a store in cycles: upload what is new as one object, then publish the manifest by one conditional put.
 
-A few KiB of new data are stored in the manifest itself, so that a cycle needs one request only.
+A few KiB of new data are stored in the manifest itself, so that such a cycle needs only one request.
 
 scan      find partitions with new data on disk (`store_scan`), and plan what to upload and what to withhold (`plan`)
 upload    sealed segments on threads, over as many cycles as it takes (`segment_uploader`); new data of all partitions
           at once, as a tail (`tail_uploader`)
 publish   replace the manifest that was read or published last (`manifest_builder`, `manifest_publisher`)
-notify    tell local readers and appenders what is shipped and granted; evict segments; delete objects marked long ago
+notify    pass end offsets and offset grants to local readers and appenders; evict segments; delete marked objects
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from segmentlog.storage.fork_safety import LockableFd
 from segmentlog.topics.topic_registry import Topics
 
 GRACE_MS: Final = 5 * 60_000
-"""Delete objects this long after they were marked: a reader with an older manifest may still need them."""
+"""Objects are deleted this long after they were marked: a reader with an older manifest may still need them."""
 
 _UPLOAD_WAIT_S: Final = 1.0
 _PATIENCE_S: Final = 3.0
-"""A partition is stuck if nothing of it could be shipped for this long although other partitions were."""
+"""A partition is stuck if none of its data could be shipped for this long, while other partitions were shipped."""
 _PAUSE_S: Final = 0.02
 _OWNER_CHECK_MS: Final = 5_000
 """An idle shipper reads the manifest this often, to notice a takeover. A standby takes over after eight seconds: a former
@@ -66,8 +66,8 @@ class ShipResult(msgspec.Struct, frozen=True):
     put         whether a manifest was published
     records     newly shipped offsets, without those in lost ranges
     size_bytes  uploaded bytes of new records, without whole segments
-    pending     segments that are still being uploaded, or wait for it
-    waiting     why nothing more of a partition could be shipped, by partition
+    pending     number of segments whose upload is running or waiting
+    waiting     reason why a partition has data that could not be shipped, by partition
     """
 
     put: bool
@@ -80,8 +80,8 @@ class ShipResult(msgspec.Struct, frozen=True):
 class Shipper:
     """Ships one store to one bucket. Thread-safe; one thread of one process at a time runs a cycle.
 
-    If another process ships the store, `run_cycle` uploads nothing and returns; call it again to take over its place
-    later.
+    If another process ships the store, `run_cycle` uploads nothing and returns. A call after the end of that process
+    takes its place.
     """
 
     def __init__(
@@ -93,8 +93,14 @@ class Shipper:
         interval_ms: int = SHIP_INTERVAL_MS,
         grace_ms: int = GRACE_MS,
         parallel: int = upload_pool.PARALLEL,
+        grants_on_request: bool = False,
     ) -> None:
         self._topics = topics
+        self._grants_on_request = grants_on_request
+        """Whether a partition without appends since a takeover gets offsets only when an append requests them.
+
+        For a shipper that keeps running cycles. After one that ships once, no process would answer the request.
+        """
         self._fs = topics.fs
         self._clock = topics.clock
         self._patterns = as_patterns("topics", topic_patterns)
@@ -107,31 +113,31 @@ class Shipper:
         fork_safety.on_fork(self, "_reset")
 
     def _reset(self) -> None:
-        """Set the initial state; also in a forked child, where the parent keeps shipping."""
+        """Set the initial state, also in a forked child: the parent keeps shipping."""
         topics, bucket, parallel = self._topics, self.bucket, self._parallel
         self._lease: LockableFd | None = None
         self._binding: Binding | None = None
         self._owner: Owner | None = None
         self._publisher = ManifestPublisher(topics, bucket)
         orphans = self._orphans = Orphans()
-        self._states = UploadStates(topics, orphans)
+        self._states = UploadStates(topics, orphans, grants_on_request=self._grants_on_request)
         self._planner = UploadPlanner(topics, bucket.url, self._states)
         self._segments = SegmentUploader(topics.fs, topics.path, bucket, parallel, self._states, orphans)
         self._tails = TailUploader(bucket, parallel, orphans)
         self._files = StoreFiles(topics.fs, topics.path, bucket, orphans)
         self._evictor = Evictor(bucket)
         self._released_for: frozenset[str] | None = None
-        """Topic ids in the manifest when all other topics were released; None if some must be released again."""
+        """Topic ids in the manifest when the grants of all other topics were removed; None if a removal has failed."""
         self._published_ms = 0
         """When the manifest was last published or checked."""
         self._is_finished = True
-        """Whether the last cycle ran to its end. If not, what it scanned may not be shipped."""
+        """Whether the last cycle ran to its end. Otherwise the data that it scanned may not be shipped."""
         self.error: str | None = None
         """Why the last cycle failed; None if it succeeded."""
         self.shipped_ms = 0
         """Wall-clock time of the last cycle after which the object store had all that was on disk."""
         self._waiting: dict[str, tuple[str, float]] = {}
-        """(why nothing more of a partition could be shipped, monotonic time since when), by partition."""
+        """(reason why a partition has data that could not be shipped, monotonic time since when), by partition."""
 
     # ------------------------------------------------------------ the cycle
 
@@ -190,7 +196,7 @@ class Shipper:
         self._evictor.run(self._states.by_key, shipped, excluded, now_ms)
         records = count_shipped_offsets(manifest) - count_shipped_offsets(before)
         waiting = self._record_waiting(plan, shipped)
-        self._topics.ship_signals.notify_waiters()  # before the deletions, which waiters do not need
+        self._topics.ship_signals.notify_waiters()  # now, so that they do not wait for the deletions
         self._publisher.delete_marked(now_ms, self._grace_ms)
         return ShipResult(manifest is self._publisher.manifest, records, size_bytes, pending, waiting)
 
@@ -215,7 +221,7 @@ class Shipper:
         return self._publisher.mark_unreferenced(manifest, self._orphans.keys, in_use, now_ms)
 
     def _notify(self, plan: UploadPlan, shipped: Mapping[PartitionKey, ShippedPartition]) -> None:
-        """Pass the manifest's end offsets and offset grants on to local readers and appenders.
+        """Pass the manifest's end offsets and offset grants to local readers and appenders.
 
         Raise the first error after all partitions have been notified.
         """
@@ -245,7 +251,7 @@ class Shipper:
             self._released_for = shipped if is_done else None
 
     def _record_waiting(self, plan: UploadPlan, shipped: Mapping[PartitionKey, ShippedPartition]) -> dict[str, str]:
-        """Return why partitions wait, by name, and record since when each waits for the same reason."""
+        """Return the reasons why partitions wait, by name. Record since when each waits for the same reason."""
         names = {file.topic_id: name for name, file in plan.topics}
         now_s, waiting = time.monotonic(), {}
         for partition_key, why in plan.waiting.items():
@@ -258,7 +264,7 @@ class Shipper:
 
     @property
     def stuck(self) -> dict[str, str]:
-        """Why partitions have been waiting for long, by partition."""
+        """The reason why a partition has been waiting for `_PATIENCE_S` or longer, by partition."""
         long_ago_s = time.monotonic() - _PATIENCE_S
         return {name: why for name, (why, since_s) in self._waiting.copy().items() if since_s <= long_ago_s}
 
@@ -317,7 +323,7 @@ class Shipper:
                 self._record_published()
 
     def _record_published(self) -> None:
-        """Update all lists of unpublished objects after another manifest was published."""
+        """Remove the objects that the manifest now lists from all records of unpublished objects."""
         assert self._binding is not None
         accounted = self._publisher.accounted_keys()
         self._segments.remove_published(accounted)
@@ -332,7 +338,7 @@ class Shipper:
     def ship(self, progress: Progress | None = None) -> ShipResult:
         """Ship everything that is on disk now, and return when it is uploaded. Raise as `run_cycle` does.
 
-        Also raise `ShippingRefused` if a partition cannot be shipped; all others are shipped then.
+        Also raise `ShippingRefused` if a partition cannot be shipped, after all other partitions are shipped.
         """
         put_before = self._put_bytes
         first = self.run_cycle()
@@ -351,12 +357,13 @@ class Shipper:
                 return ShipResult(put, records, size_bytes)
             if not now.pending and (stuck := self.stuck):
                 reasons = "; ".join(f"{name}: {why}" for name, why in stuck.items())
-                raise ShippingRefused(self.bucket.url, f"some partitions cannot be shipped, all others are: {reasons}")
+                why = f"all partitions were shipped except these, which cannot be shipped: {reasons}"
+                raise ShippingRefused(self.bucket.url, why)
             if now.waiting:
                 time.sleep(_PAUSE_S)
 
     def wait_for_upload(self, wait_s: float) -> None:
-        """Return when the upload of a segment has ended, after ``wait_s`` at the latest; at once if none is running.
+        """Wait until the upload of a segment has ended, for at most ``wait_s``. Return at once if no upload is running.
 
         Raise the error of a failed upload; the next cycle starts it again.
         """
@@ -384,7 +391,7 @@ class Shipper:
         return self._states.unshipped_bytes
 
     def log_ends(self) -> dict[PartitionKey, int]:
-        """Return the local log end offset now of each partition that the last cycle scanned."""
+        """Return the current local log end offset of each partition that the last cycle scanned."""
         with self._mutex:
             return {key: state.local.log_end_offset for key, state in self._states.by_key.items()}
 
@@ -406,7 +413,7 @@ class Shipper:
         return self._owner is not None
 
     def close(self) -> None:
-        """Ship no more, and give up the lease. Do not wait for running uploads."""
+        """Stop shipping and release the lease. Do not wait for running uploads."""
         with self._mutex:
             self._segments.close()
             lease, self._lease = self._lease, None

@@ -52,5 +52,5 @@ class StoreFiles:
             self._uploaded[path] = stamp, file
 
     def invalidate(self) -> None:
-        """Compare all files with the manifest again in the next cycle: another manifest may be published."""
+        """Compare all files with the manifest again in the next cycle, because another manifest may be published."""
         self._uploaded = {}

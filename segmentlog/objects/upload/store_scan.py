@@ -1,4 +1,4 @@
-"""Scan the partitions of a store: what each has on disk, and why a partition cannot be shipped."""
+"""Scan the partitions of a store: find the data of each on the local disk, and partitions that cannot be shipped."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ class StoreScan:
         self.offset_grants: dict[PartitionKey, int] = {}
         """Next offset grant of every partition that could be opened."""
         self.waiting: dict[PartitionKey, str] = {}
-        """For each partition that may have more data to ship than this cycle can: the reason."""
+        """The reason why a partition may have data that this cycle cannot ship, by partition."""
         self.is_complete = True
         """Whether every existing partition was scanned, or has not changed since its last scan."""
 
     def scan(self, name: str, partition_key: PartitionKey, wasted: Set[int], now_ms: int) -> None:
-        """Scan a partition, unless it has not changed and none of its chunks is in a ``wasted`` tail.
+        """Scan a partition if it has changed, or if one of its chunks is in a ``wasted`` tail.
 
-        A partition that cannot be opened is recorded as waiting. But if the manifest has no entry of it yet, raise its
-        error.
+        If the partition cannot be opened, record it as waiting. But raise its error if the manifest has no entry of the
+        partition yet.
         """
         entry = self.shipped.get(partition_key)
         try:
@@ -68,7 +68,7 @@ class StoreScan:
             self.is_complete &= self._scan(partition_key, state, offset_grant) is not None
 
     def rescan_up_to(self, name: str, partition_key: PartitionKey, end_offset: int) -> None:
-        """Scan a partition again, up to ``end_offset``: a transaction of an earlier scan ends there."""
+        """Scan a partition again, up to ``end_offset``, where a transaction that another scan found ends."""
         state, found = self._states.open_state(name, partition_key), self.found.get(partition_key)
         if state is None:
             return
@@ -104,9 +104,10 @@ class StoreScan:
     def _recall_unreferenced(
         self, state: PartitionUploadState, log: LocalLog, entry: ShippedPartition | None
     ) -> str | None:  # fmt: skip
-        """Recall evicted segments whose object the manifest does not refer to. Return why the partition must wait.
+        """Recall evicted segments whose object the manifest does not refer to.
 
-        Such segments exist only if shipping was started over, or if a stub is damaged. Return None if there are none.
+        Such segments exist only if shipping was started over, or if a stub is damaged. Return the reason why the
+        partition must wait; None if there are no such segments.
         """
         unreferenced = state.objects.unreferenced_segments(log, entry)
         try:

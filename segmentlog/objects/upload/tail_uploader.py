@@ -1,8 +1,10 @@
-"""Upload the new data of all partitions as chunks of one tail object, with the producer snapshots they build upon.
+"""Upload the new data of all partitions as chunks of tails, each tail an object, and the producer snapshots before it.
 
-shared   the chunks of all partitions, one after another, in one tail
-alone    each large chunk is a tail of its own, uploaded in parallel
-inline   a tail of a few KiB is stored in the manifest instead of an object
+A cycle chooses among three kinds of tail:
+
+shared   one tail that contains the chunks of all partitions, one after another
+alone    a tail for one large chunk; several of them are uploaded in parallel
+inline   a tail of a few KiB, which is stored in the manifest instead of an object
 """
 
 from __future__ import annotations
@@ -106,7 +108,7 @@ class TailUploader:
     # ------------------------------------------------------------ numbers and keys
 
     def next_number(self, manifest: Manifest | None) -> int:
-        """Return the number of the next tail, which no tail in the manifest or uploaded since has."""
+        """Return a number for the next tail: higher than those of all tails in the manifest or uploaded after it."""
         return max(self._next, manifest.next_tail if manifest else 0)
 
     def referenced_tails(self, numbers: Set[int], manifest: Manifest | None) -> tuple[Tail, ...]:
@@ -115,7 +117,7 @@ class TailUploader:
         return tuple(tail for number, tail in sorted(tails.items()) if number in numbers)
 
     def keys_in_use(self, staged: Set[int]) -> set[str]:
-        """Return the keys of new tails with withheld chunks (numbers ``staged``): no manifest refers to them yet."""
+        """Return the keys of the uploaded tails with the numbers ``staged``. No manifest refers to these tails yet."""
         return {tail.object.key for number, tail in self._new.items() if number in staged and tail.object is not None}
 
     def retain_staged(self, staged: Set[int]) -> None:

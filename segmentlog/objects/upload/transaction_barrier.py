@@ -1,7 +1,8 @@
 """Compute how far each partition must be shipped so that no recently committed transaction is split.
 
-The ends come from the transaction log (`transaction_ends`), which is read after all partitions have been scanned.
-Partitions that cannot be shipped up to their end are withheld, and so is the transaction log.
+`transaction_ends` reads the ends of transactions from the transaction log, after all partitions have been scanned. If a
+partition cannot be shipped up to the end of its transaction, the partitions of all such transactions are withheld, and
+so is the transaction log.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class TransactionBarrier:
         self._topics = topics
         self._states = states
         self._pending: TransactionEnds | None = None
-        """Transactions with shipped decisions whose markers may not be shipped yet; None if that is unknown."""
+        """Ends of transactions whose decision is shipped and whose markers may not be shipped yet; None if unknown."""
         self._markers: dict[PartitionKey, dict[int, int]] = {}
         """Markers that the last cycle found: the offset after each, by partition and producer id."""
 
@@ -49,8 +50,8 @@ class TransactionBarrier:
     ) -> dict[PartitionKey, int]:
         """Return the offset that each partition must reach so that no recently committed transaction is split.
 
-        That is the end of the transaction's records, or of its marker if the marker is on disk. A partition whose scan
-        ended earlier is scanned again. ``decisions`` is the partition of the transaction log; ``decided_before`` is its
+        That is the end of the transaction's records, or of its marker if the marker is on disk. Scan a partition again
+        if its scan ended before that. ``decisions`` is the partition of the transaction log, and ``decided_before`` its
         durable offset before the scan.
         """
         state = None if decisions is None else self._states.by_key.get(decisions)
@@ -64,7 +65,7 @@ class TransactionBarrier:
             return {}
         ended = commit_ends(state.local.partition, shipped_offset, decided)
         self._markers = {}
-        if ended is None:  # compacted away: require all that was scanned, unless a decision was made since
+        if ended is None:  # compacted away: require all that was scanned, unless there are new decisions
             self._pending = None
             is_whole = scan.is_complete and decided == decided_before
             whole = {key: one.log.end_offset for key, one in scan.found.items() if one.log.has_producers}

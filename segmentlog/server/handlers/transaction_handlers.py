@@ -170,7 +170,7 @@ def end_txn(call: RequestContext, request: EndTxnRequest) -> EndTxnResponse:
     try:
         transactions = call.broker.store.transactions
         following = transactions.server_transactions.end_transaction(
-            name, numbers, committed=request.committed, bumps=bumps
+            name, numbers, committed=request.committed, bumps_epoch=bumps
         )
         if request.committed and call.broker.settings.acks_all == "shipped":
             transactions.wait_shipped()

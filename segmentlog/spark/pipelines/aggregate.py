@@ -21,25 +21,25 @@ from segmentlog.errors import SegmentlogError
 from segmentlog.spark.pipelines.json_columns import (
     JSON_OPTIONS,
     METADATA,
-    as_timestamp,
-    column,
-    json_columns,
-    mentions,
-    narrowed,
-    quoted,
+    find_column,
+    may_mention,
+    narrow_schema,
+    parse_json_columns,
+    quote_name,
     require_schema,
+    to_timestamp,
 )
 from segmentlog.spark.pipelines.pipeline_queries import (
     RECORD_COLUMNS,
     Incremental,
     QueryReport,
+    count_observed_rows,
     ensure_topic,
-    interval,
-    observed_rows,
+    parse_interval,
     read_topic,
     write_topic,
 )
-from segmentlog.spark.spark_errors import explained
+from segmentlog.spark.spark_errors import explain_spark_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -75,7 +75,7 @@ class Aggregate(msgspec.Struct, frozen=True):
     """A column or an SQL expression; ``*`` for count."""
     name: str
 
-    def over(self) -> Column:
+    def column(self) -> Column:
         """Return the aggregate as a column of Spark."""
         percentile = _PERCENTILE.fullmatch(self.function)
         if percentile is not None:
@@ -123,7 +123,7 @@ def parse_aggregate(text: str) -> Aggregate:
 # ---------------------------------------------------------------- the pipeline
 
 
-@explained()
+@explain_spark_errors()
 def aggregate(
     spark: SparkSession,
     path: str,
@@ -149,11 +149,11 @@ def aggregate(
         InvalidAggregation: the windows or aggregates are not valid.
         SparkFailed: a column does not exist, or an expression is not valid.
     """
-    found = _rows(_source(spark, path, topic, windows, schema, start, strict, streaming=False), windows)
-    return found.orderBy(_START, *(quoted(name) for name in windows.keys))
+    found = _aggregate_rows(_read_source(spark, path, topic, windows, schema, start, strict, streaming=False), windows)
+    return found.orderBy(_START, *(quote_name(name) for name in windows.keys))
 
 
-@explained()
+@explain_spark_errors()
 def aggregate_to(
     spark: SparkSession,
     path: str,
@@ -181,19 +181,19 @@ def aggregate_to(
     ensure_topic(path, topic)
     if to == topic:
         raise InvalidAggregation(f"the windows of {topic!r} cannot be written to {topic!r} itself; name another topic")
-    rows = _source(spark, path, topic, windows, schema, start, strict, streaming=incremental is not None)
+    rows = _read_source(spark, path, topic, windows, schema, start, strict, streaming=incremental is not None)
     if incremental is None:
         read = Observation()
         rows = rows.observe(read, F.count(F.lit(1)).alias("rows"))
-    records = _records(_rows(rows, windows), windows)
+    records = _encode_windows(_aggregate_rows(rows, windows), windows)
     ensure_topic(path, to, create)
     report = write_topic(records, path, to, incremental=incremental, mode=mode)
     if incremental is None:
-        return msgspec.structs.replace(report, rows=observed_rows(read))
+        return msgspec.structs.replace(report, rows=count_observed_rows(read))
     return report
 
 
-def _source(
+def _read_source(
     spark: SparkSession,
     path: str,
     topic: str,
@@ -213,43 +213,43 @@ def _source(
     ensure_topic(path, topic)
     schema = require_schema(spark, path, topic, ddl)
     # Check the expressions against all columns first, so that an error is raised before any record is read.
-    _rows(_timed(json_columns(_no_records(spark), schema, METADATA), windows, strict), windows)
+    _aggregate_rows(_add_time(parse_json_columns(_create_empty(spark), schema, METADATA), windows, strict), windows)
     texts = [*windows.keys, *(figure.of for figure in windows.aggregates), windows.where or "", windows.time or ""]
-    schema = schema if strict else narrowed(schema, *texts)  # a strict read must check whole values
-    metadata = [name for name in METADATA if name == "_timestamp" or mentions(name, *texts)]
+    schema = schema if strict else narrow_schema(schema, *texts)  # a strict read must check whole values
+    metadata = [name for name in METADATA if name == "_timestamp" or may_mention(name, *texts)]
     columns = [METADATA[name] for name in metadata] + (["value"] if schema.fields else [])
     records = read_topic(spark, path, topic, columns, start=start, streaming=streaming)
-    return _timed(json_columns(records, schema, metadata, strict=strict), windows, strict)
+    return _add_time(parse_json_columns(records, schema, metadata, strict=strict), windows, strict)
 
 
-def _no_records(spark: SparkSession) -> DataFrame:
+def _create_empty(spark: SparkSession) -> DataFrame:
     return spark.createDataFrame([], ", ".join(f"{name} {kind}" for name, kind in RECORD_COLUMNS.items()))
 
 
-def _timed(rows: DataFrame, windows: Windows, strict: bool) -> DataFrame:
+def _add_time(rows: DataFrame, windows: Windows, strict: bool) -> DataFrame:
     """Return the rows that match ``windows.where``, with their time."""
     if windows.where is not None:
         rows = rows.where(F.expr(windows.where))
-    rows = rows.withColumn(_TIME, as_timestamp(rows, windows.time or "_timestamp", strict=strict))
-    return rows.withWatermark(_TIME, interval(windows.watermark))
+    rows = rows.withColumn(_TIME, to_timestamp(rows, windows.time or "_timestamp", strict=strict))
+    return rows.withWatermark(_TIME, parse_interval(windows.watermark))
 
 
-def _rows(rows: DataFrame, windows: Windows) -> DataFrame:
-    slide = None if windows.slide is None else interval(windows.slide)
-    window = F.window(F.col(_TIME), interval(windows.length), slide).alias(_WINDOW)
-    keys = [column(rows, name).alias(name) for name in windows.keys]
-    counted = rows.groupBy(*keys, window).agg(*(figure.over() for figure in windows.aggregates))
+def _aggregate_rows(rows: DataFrame, windows: Windows) -> DataFrame:
+    slide = None if windows.slide is None else parse_interval(windows.slide)
+    window = F.window(F.col(_TIME), parse_interval(windows.length), slide).alias(_WINDOW)
+    keys = [find_column(rows, name).alias(name) for name in windows.keys]
+    counted = rows.groupBy(*keys, window).agg(*(figure.column() for figure in windows.aggregates))
     return counted.select(
-        *(quoted(name) for name in windows.keys),
+        *(quote_name(name) for name in windows.keys),
         F.col(f"{_WINDOW}.start").alias(_START),
         F.col(f"{_WINDOW}.end").alias(_END),
         *(figure.name for figure in windows.aggregates),
     )
 
 
-def _records(rows: DataFrame, windows: Windows) -> DataFrame:
+def _encode_windows(rows: DataFrame, windows: Windows) -> DataFrame:
     def as_json(names: Sequence[str]) -> Any:
-        return F.to_json(F.struct(*map(quoted, names)), _JSON)
+        return F.to_json(F.struct(*map(quote_name, names)), _JSON)
 
     return rows.select(
         as_json([*windows.keys, _START]).alias("key"),

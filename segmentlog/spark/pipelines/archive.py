@@ -28,19 +28,25 @@ from segmentlog.spark.pipelines.archive_folder import (
     Manifest,
     OnStep,
 )
-from segmentlog.spark.pipelines.archived_rows import READ, as_restored, dated, largest_batch_bytes, read_files
-from segmentlog.spark.pipelines.digests import NOTHING, Digest, digests_of
+from segmentlog.spark.pipelines.archived_rows import (
+    READ,
+    largest_batch_column,
+    read_files,
+    simulate_restore,
+    to_archive_columns,
+)
+from segmentlog.spark.pipelines.digests import NOTHING, Digest, compute_digests
 from segmentlog.spark.pipelines.output_folders import spark_uri
 from segmentlog.spark.pipelines.run_history import (
     AnotherHistory,
     RecordsGone,
-    go_on_at,
-    last_mark,
-    open_to_settle,
+    check_resume_offset,
+    find_last_mark,
+    open_to_sync,
     read_ranges,
-    settled_end,
+    sync_stable_records,
 )
-from segmentlog.spark.spark_errors import explained
+from segmentlog.spark.spark_errors import explain_spark_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -48,8 +54,8 @@ if TYPE_CHECKING:
     from segmentlog.log.partition import Partition
     from segmentlog.store import LogStore
 
-_ANEW: Final = "archive it into another folder"
-_WITH_GAP: Final = "to continue after them, and record the gap in the archive: --allow-gaps (allow_gaps=True)"
+_NEW_ARCHIVE_ADVICE: Final = "archive it into another folder"
+_GAP_ADVICE: Final = "to continue after them, and record the gap in the archive: --allow-gaps (allow_gaps=True)"
 
 
 class VerificationFailed(SegmentlogError):
@@ -89,7 +95,7 @@ class ArchiveReport(msgspec.Struct, frozen=True):
     seconds: float
 
 
-@explained()
+@explain_spark_errors()
 def archive(
     spark: SparkSession,
     path: str,
@@ -123,7 +129,7 @@ def archive(
     started = time.perf_counter()
     archived = ArchiveFolder(folder)
     with contextlib.ExitStack() as stack:
-        store = stack.enter_context(open_to_settle(path))
+        store = stack.enter_context(open_to_sync(path))
         if trim:
             store.check_writable("delete the archived records")
         partitions = store.topic(topic).partitions()
@@ -133,8 +139,8 @@ def archive(
         finished = None if manifest.intent is None else manifest.intent.run.id
         manifest = archived.finish(manifest, on_step)
         archived.sweep()
-        ends = {log.number: _sealed_end(log, upto, upto_ms, read_only=store.read_only) for log in partitions}
-        ranges, gaps = _todo(manifest, partitions, ends, allow_gaps)
+        ends = {log.number: _find_sealed_end(log, upto, upto_ms, read_only=store.read_only) for log in partitions}
+        ranges, gaps = _plan_ranges(manifest, partitions, ends, allow_gaps)
         run = None
         if ranges:
             run = f"{len(manifest.runs) + 1:06d}-{secrets.token_hex(4)}"
@@ -163,28 +169,36 @@ def archive(
 def _check_identity(manifest: Manifest, archived: ArchiveFolder, store: LogStore, topic: str) -> None:
     if (manifest.topic, manifest.store_id) != (topic, store.store_id):
         other = "" if manifest.store_id == store.store_id else " of another store"
-        raise AnotherHistory(archived.path, f"it is the archive of topic {manifest.topic!r}{other}", _ANEW)
+        raise AnotherHistory(
+            archived.path, f"it is the archive of topic {manifest.topic!r}{other}", _NEW_ARCHIVE_ADVICE
+        )
 
 
-def _sealed_end(log: Partition, upto: int | None, upto_ms: int | None, *, read_only: bool) -> int:
-    """Return the end of the sealed, durable records outside open transactions, limited by the options."""
+def _find_sealed_end(log: Partition, upto: int | None, upto_ms: int | None, *, read_only: bool) -> int:
+    """Return the end of the records that a run can archive: sealed, durable, not in an open transaction.
+
+    ``upto`` and ``upto_ms`` lower it.
+    """
     end = max((segment.base_offset for segment in log.segments() if segment.active), default=log.log_start_offset)
     if upto is not None:
         end = min(end, upto)
     if upto_ms is not None:
         found = log.offset_for_timestamp(upto_ms)
         end = end if found is None else min(end, found)
-    return settled_end(log, end, read_only=read_only)
+    return sync_stable_records(log, end, read_only=read_only)
 
 
-def _todo(
+def _plan_ranges(
     manifest: Manifest, partitions: Sequence[Partition], ends: dict[int, int], allow_gaps: bool
 ) -> tuple[dict[int, tuple[int, int]], dict[int, tuple[int, int]]]:
-    """Return (ranges to archive, gaps before them) by partition. Raises `AnotherHistory`, `RecordsGone`."""
+    """Return the ranges to archive, and the gaps before them, both by partition.
+
+    Raises `AnotherHistory`, `RecordsGone`.
+    """
     known = manifest.archived()
     if missing := sorted(set(known) - {log.number for log in partitions}):
         why = f"it no longer has partition {missing[0]}, and the archive has records of it"
-        raise AnotherHistory(manifest.topic, why, _ANEW)
+        raise AnotherHistory(manifest.topic, why, _NEW_ARCHIVE_ADVICE)
     ranges, gaps = {}, {}
     for log in partitions:
         number = log.number
@@ -192,7 +206,9 @@ def _todo(
         if number in known:
             position = known[number].end
             try:
-                start = go_on_at(log, position, known[number].mark, anew=_ANEW, with_gap=_WITH_GAP)
+                start = check_resume_offset(
+                    log, position, known[number].mark, rebuild_advice=_NEW_ARCHIVE_ADVICE, gap_advice=_GAP_ADVICE
+                )
             except RecordsGone as error:
                 if not allow_gaps:
                     raise
@@ -222,16 +238,16 @@ def _write(
     folder = archived.run_folder(run)
     on_step("writing")
     rows = read_ranges(spark, store.url or store.path, topic, ranges, *READ, milliseconds=True)
-    with microseconds(spark):
-        ordered = dated(rows).sortWithinPartitions("date", "partition", "offset")
+    with write_microseconds(spark):
+        ordered = to_archive_columns(rows).sortWithinPartitions("date", "partition", "offset")
         ordered.write.partitionBy("date").option("compression", "zstd").parquet(spark_uri(folder))
-    sources, files = archived.take_stock(run)
+    sources, files = archived.sync_run_files(run)
     on_step("verifying")
     largest = Observation()
     files_rows = read_files(spark, [f"{folder}/{source}" for source in sources])
-    files_rows = files_rows.observe(largest, largest_batch_bytes())
-    written = digests_of(as_restored(files_rows, store.topic(topic).config))
-    found = digests_of(read_ranges(spark, store.url or store.path, topic, ranges, *READ, milliseconds=True))
+    files_rows = files_rows.observe(largest, largest_batch_column())
+    written = compute_digests(simulate_restore(files_rows, store.topic(topic).config))
+    found = compute_digests(read_ranges(spark, store.url or store.path, topic, ranges, *READ, milliseconds=True))
     for number in ranges:
         if written.get(number, NOTHING) != found.get(number, NOTHING):
             archived.sweep()
@@ -241,7 +257,7 @@ def _write(
     for number, (start, end) in ranges.items():
         before = known.get(number, ArchivedPartition(number, start, start))
         noted = [*before.gaps, gaps[number]] if number in gaps else before.gaps
-        mark = last_mark(store.open_partition(topic, number), end) or before.mark
+        mark = find_last_mark(store.open_partition(topic, number), end) or before.mark
         known[number] = ArchivedPartition(number, before.start, end, noted, mark)
     done = ArchivedRun(
         run,
@@ -254,7 +270,7 @@ def _write(
 
 
 @contextlib.contextmanager
-def microseconds(spark: SparkSession) -> Iterator[None]:
+def write_microseconds(spark: SparkSession) -> Iterator[None]:
     """Write timestamps inside the block as Parquet's TIMESTAMP, not as INT96, Spark's default."""
     key = "spark.sql.parquet.outputTimestampType"
     before = spark.conf.get(key)

@@ -26,12 +26,12 @@ import msgspec
 from segmentlog.errors import SegmentlogError
 from segmentlog.format.batch import MAX_RAW_SIZE
 from segmentlog.format.file_names import MAX_PARTITIONS, TEMPORARY_SUFFIX, check_relative_path, check_topic_name
-from segmentlog.spark.pipelines.digests import Digest, joined
+from segmentlog.spark.pipelines.digests import Digest, combine_digests
 from segmentlog.spark.pipelines.output_folders import (
-    data_files,
-    file_checksum,
-    locked,
-    mounted_folder,
+    compute_checksum,
+    hold_lock,
+    list_data_files,
+    resolve_mounted_folder,
     sync_file,
     sync_folders,
 )
@@ -102,7 +102,7 @@ class ArchivedRun(msgspec.Struct, frozen=True):
 
 
 class ArchivedPartition(msgspec.Struct, frozen=True):
-    """All archived offsets of a partition: ``[start, end)`` without the gaps; ``mark`` is the last record."""
+    """All archived offsets of a partition: ``[start, end)`` except the gaps. ``mark`` is the last record."""
 
     partition: int
     start: int
@@ -136,37 +136,37 @@ class Manifest(msgspec.Struct, frozen=True):
 
     def digest(self, partition: int) -> Digest:
         """Return the digest of all records of a partition."""
-        return joined(span.digest for run in self.runs for span in run.ranges if span.partition == partition)
+        return combine_digests(span.digest for run in self.runs for span in run.ranges if span.partition == partition)
 
 
 class ArchiveFolder:
-    """The folder of one archive. Writing needs the lock of `writing`."""
+    """The folder of one archive. Methods that change it must run inside `writing`, which holds a lock."""
 
     def __init__(self, folder: str, fs: FileSystem | None = None) -> None:
-        self.path = mounted_folder(folder, "segmentlog moves and fsyncs files in it")
-        self._own = f"{self.path}/{_OWN}"
+        self.path = resolve_mounted_folder(folder, "segmentlog moves and fsyncs files in it")
+        self._own_folder = f"{self.path}/{_OWN}"
         self._fs = fs or FileSystem()
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
         """Create the folder and hold its lock. Raises `SegmentlogError` if another archiver holds the lock."""
-        if os.path.isdir(self.path) and not os.path.isdir(self._own) and os.listdir(self.path):
-            raise SegmentlogError(f"{self.path}: the folder is not empty and holds no archive; choose another one")
-        check_folder(self._own)
-        os.makedirs(self._own, exist_ok=True)
+        if os.path.isdir(self.path) and not os.path.isdir(self._own_folder) and os.listdir(self.path):
+            raise SegmentlogError(f"{self.path}: it is not empty and contains no archive; choose an empty folder")
+        check_folder(self._own_folder)
+        os.makedirs(self._own_folder, exist_ok=True)
         sync_folders(self._fs, (self.path, os.path.dirname(self.path)))
-        with locked(f"{self._own}/lock", "another archiver"):
-            for name in os.listdir(self._own):
+        with hold_lock(f"{self._own_folder}/lock", "another archiver"):
+            for name in os.listdir(self._own_folder):
                 # Left by a killed writer, or planted in an untrusted archive.
                 if name.endswith(TEMPORARY_SUFFIX):
-                    os.unlink(f"{self._own}/{name}")
+                    os.unlink(f"{self._own_folder}/{name}")
             yield
 
     def read(self) -> Manifest | None:
         """Return the manifest; None before the first run. Raises `SegmentlogError` if it cannot be read."""
-        path = f"{self._own}/{_MANIFEST}"
+        path = f"{self._own_folder}/{_MANIFEST}"
         try:
-            check_folder(self._own)
+            check_folder(self._own_folder)
             manifest = msgspec.json.decode(read_plain(self._fs, path, _MANIFEST_MAX_BYTES), type=Manifest)
         except FileNotFoundError:
             return None
@@ -177,9 +177,11 @@ class ArchiveFolder:
         except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
             raise ArchiveDamaged(path, f"it is not a manifest ({error}); restore it from a backup") from None
         if manifest.format != FORMAT:
-            raise SegmentlogError(f"{path}: format {manifest.format}, and this version of segmentlog reads {FORMAT}")
-        if flaw := flaw_of(manifest):
-            why = "segmentlog did not write it, or it was changed since; the archive was not used"
+            raise SegmentlogError(
+                f"{path}: it has format {manifest.format}, and this version of segmentlog reads only format {FORMAT}"
+            )
+        if flaw := find_flaw(manifest):
+            why = "the manifest was changed, or segmentlog did not write it; the archive was not used"
             raise ArchiveDamaged(path, f"{flaw}; {why}; restore it from a backup")
         return manifest
 
@@ -193,38 +195,38 @@ class ArchiveFolder:
     def write(self, manifest: Manifest) -> None:
         """Replace the manifest durably."""
         text = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
-        replace_file(self._fs, f"{self._own}/{_MANIFEST}", text)
+        replace_file(self._fs, f"{self._own_folder}/{_MANIFEST}", text)
 
     # ------------------------------------------------------------ a run
 
     def run_folder(self, run: str) -> str:
         """Return the folder of a run's files before they are moved."""
-        return f"{self._own}/{_RUN}{run}"
+        return f"{self._own_folder}/{_RUN}{run}"
 
     def sweep(self) -> None:
         """Delete the files of runs without an intent."""
-        for name in os.listdir(self._own):
+        for name in os.listdir(self._own_folder):
             if name.startswith(_RUN):
-                path = f"{self._own}/{name}"
+                path = f"{self._own_folder}/{name}"
                 if os.path.isdir(path) and not os.path.islink(path):
                     self._fs.remove_tree(path)
                 else:
                     os.unlink(path)
 
-    def take_stock(self, run: str) -> tuple[list[str], list[ArchivedFile]]:
+    def sync_run_files(self, run: str) -> tuple[list[str], list[ArchivedFile]]:
         """Fsync the files that Spark wrote in a run.
 
         Return (their paths in the run's folder, their names, sizes and checksums in the archive).
         """
         folder = self.run_folder(run)
-        sources = data_files(folder)
+        sources = list_data_files(folder)
         files = []
         for number, source in enumerate(sources):
             path = f"{folder}/{source}"
             sync_file(self._fs, path)
             target = f"{os.path.dirname(source)}/part-{run}-{number:05d}.parquet"
-            files.append(ArchivedFile(target, os.path.getsize(path), file_checksum(path)))
-        sync_folders(self._fs, {self._own, folder, *(os.path.dirname(f"{folder}/{name}") for name in sources)})
+            files.append(ArchivedFile(target, os.path.getsize(path), compute_checksum(path)))
+        sync_folders(self._fs, {self._own_folder, folder, *(os.path.dirname(f"{folder}/{name}") for name in sources)})
         return sources, files
 
     def finish(self, manifest: Manifest, on_step: OnStep) -> Manifest:
@@ -280,23 +282,27 @@ class ArchiveFolder:
                     path = path_below(self.path, file.path)
                     is_there = is_plain_file(path)
                 except UntrustedPath as error:
-                    raise ArchiveDamaged(error.path, f"{error.why}; run {run.id} has put {file.path} there") from None
+                    raise ArchiveDamaged(
+                        error.path, f"{error.why}; run {run.id} archived the file {file.path} at this path"
+                    ) from None
                 if not is_there:
                     raise ArchiveDamaged(path, f"the file is missing; run {run.id} wrote it")
                 size_bytes = os.path.getsize(path)
                 if size_bytes != file.size_bytes:
-                    raise ArchiveDamaged(path, f"the file has {size_bytes} bytes and had {file.size_bytes}")
-                if file_checksum(path) != file.checksum:
+                    raise ArchiveDamaged(
+                        path, f"the file has {size_bytes} bytes, and had {file.size_bytes} when it was archived"
+                    )
+                if compute_checksum(path) != file.checksum:
                     raise ArchiveDamaged(path, "the file was changed since it was archived: its checksum differs")
 
 
 # ---------------------------------------------------------------- checks of a manifest
 
 
-def flaw_of(manifest: Manifest) -> str:
-    """Return why a manifest is not valid; empty if it is valid.
+def find_flaw(manifest: Manifest) -> str:
+    """Return the reason why a manifest is not valid; empty if it is valid.
 
-    File names must lead to files of the archive only. Offsets and partitions must be possible in a log.
+    Each file name must lead to a file inside the archive. Offsets and partitions must be possible in a log.
     """
     try:
         check_topic_name(manifest.topic, internal=True)
@@ -307,7 +313,7 @@ def flaw_of(manifest: Manifest) -> str:
         return f"it has {count} partitions"
     partitions = manifest.partitions + ([] if manifest.intent is None else manifest.intent.partitions)
     for entry in partitions:
-        flaw = _flaw_of_partition(entry, count)
+        flaw = _find_partition_flaw(entry, count)
         if flaw:
             return f"partition {entry.partition}: {flaw}"
     intent = manifest.intent
@@ -318,13 +324,13 @@ def flaw_of(manifest: Manifest) -> str:
     known = {entry.partition for entry in partitions}
     names: set[str] = set()
     for run in [*manifest.runs, *([] if intent is None else [intent.run])]:
-        flaw = _flaw_of_run(run, known)
+        flaw = _find_run_flaw(run, known)
         if flaw:
             return f"run {run.id!r}: {flaw}"
-        if twice := [file.path for file in run.files if file.path in names] or _repeated(
+        if twice := [file.path for file in run.files if file.path in names] or _find_repeated(
             [file.path for file in run.files]
         ):
-            return f"run {run.id!r}: it names the file {twice[0]!r} once more"
+            return f"run {run.id!r}: it names the file {twice[0]!r}, which is already in the manifest"
         names.update(file.path for file in run.files)
     if intent is not None:
         if len(intent.sources) != len(intent.run.files):
@@ -332,16 +338,16 @@ def flaw_of(manifest: Manifest) -> str:
         for name in intent.sources:
             if why := check_relative_path(name):
                 return f"its intent names the source {name!r}: {why}"
-        if twice := _repeated(intent.sources):
+        if twice := _find_repeated(intent.sources):
             return f"its intent names the source {twice[0]!r} twice"
     return ""
 
 
-def _repeated(names: Sequence[str]) -> list[str]:
+def _find_repeated(names: Sequence[str]) -> list[str]:
     return [] if len(set(names)) == len(names) else sorted(name for name in set(names) if names.count(name) > 1)
 
 
-def _flaw_of_partition(entry: ArchivedPartition, count: int) -> str:
+def _find_partition_flaw(entry: ArchivedPartition, count: int) -> str:
     if not 0 <= entry.partition < count:
         return f"the topic has {count} partitions"
     for start, end in ((entry.start, entry.end), *entry.gaps):
@@ -350,7 +356,7 @@ def _flaw_of_partition(entry: ArchivedPartition, count: int) -> str:
     return ""
 
 
-def _flaw_of_run(run: ArchivedRun, known: set[int]) -> str:
+def _find_run_flaw(run: ArchivedRun, known: set[int]) -> str:
     if not _RUN_ID.fullmatch(run.id):
         return "it is not the name of a run"
     if not 0 <= (run.largest_batch_bytes or 0) <= MAX_RAW_SIZE:

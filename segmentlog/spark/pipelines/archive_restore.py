@@ -22,12 +22,12 @@ import segmentlog
 from segmentlog.config import TopicConfig
 from segmentlog.errors import InvalidConfig, SegmentlogError, UnknownTopic
 from segmentlog.spark.pipelines.archive_folder import ArchivedRun, ArchiveFolder, Manifest, OnStep
-from segmentlog.spark.pipelines.archived_rows import READ, RESTORED, largest_batch_bytes, read_files, take_rows
-from segmentlog.spark.pipelines.digests import NOTHING, digests_of
-from segmentlog.spark.pipelines.output_folders import locked
-from segmentlog.spark.pipelines.run_history import by_partition, read_ranges
-from segmentlog.spark.spark_errors import explained
-from segmentlog.spark.store_opener import folder_of
+from segmentlog.spark.pipelines.archived_rows import READ, RESTORED, largest_batch_column, pass_rows, read_files
+from segmentlog.spark.pipelines.digests import NOTHING, compute_digests
+from segmentlog.spark.pipelines.output_folders import hold_lock
+from segmentlog.spark.pipelines.run_history import number_by_partition, read_ranges
+from segmentlog.spark.spark_errors import explain_spark_errors
+from segmentlog.spark.store_opener import resolve_writable_folder
 from segmentlog.staging.offset_restore import OffsetStager, Restorer, restore_staged
 from segmentlog.staging.staged_files import Staged
 from segmentlog.staging.staging_folder import StagingFolder, sweep_abandoned
@@ -46,7 +46,7 @@ _TASK_BYTES: Final = 16 << 20
 
 
 class NotAPrefix(SegmentlogError):
-    """The topic does not hold a prefix of the archive. Nothing was appended."""
+    """The topic is not empty, and its records are not the first records of the archive. Nothing was appended."""
 
     def __init__(self, log: str, why: str) -> None:
         super().__init__(log, why)
@@ -84,7 +84,7 @@ class RestoreReport(msgspec.Struct, frozen=True):
     seconds: float
 
 
-@explained()
+@explain_spark_errors()
 def restore(
     spark: SparkSession,
     path: str,
@@ -114,13 +114,13 @@ def restore(
     archived = ArchiveFolder(folder)
     manifest = archived.existing()
     fs = FileSystem()
-    with segmentlog.open(folder_of(path), background=False) as store:
+    with segmentlog.open(resolve_writable_folder(path), background=False) as store:
         largest = partial(_largest_batch_bytes, spark, archived, manifest)
-        target, notes = _target(store, topic, manifest, config, largest)
+        target, notes = _open_target(store, topic, manifest, config, largest)
         sweep_abandoned(fs, store.path)
         staging = StagingFolder(fs, store.path, f"restore-{topic}")
         staging.create()
-        with locked(f"{staging.path}/lock", "another restoration of the topic"):
+        with hold_lock(f"{staging.path}/lock", "another restoration of the topic"):
             staging.clear()  # left by a killed restoration
             logs = {entry.partition: target.partition(entry.partition) for entry in manifest.partitions}
             already_there = _check_prefix(spark, archived, manifest, store, topic, logs, on_step)
@@ -136,7 +136,7 @@ def restore(
     return RestoreReport(topic, records, already_there, verified, ranges, notes, time.perf_counter() - started)
 
 
-def _target(
+def _open_target(
     store: LogStore,
     name: str,
     manifest: Manifest,
@@ -148,8 +148,8 @@ def _target(
     try:
         topic = store.topic(name)
         if config:
-            why = "given for a topic that exists already; 'segmentlog alter' changes its configuration"
-            raise InvalidConfig(next(iter(config)), next(iter(config.values())), f"not {why}")
+            why = "the topic exists already; leave this setting out, and change it with 'segmentlog alter'"
+            raise InvalidConfig(next(iter(config)), next(iter(config.values())), why)
     except UnknownTopic:
         settings = TopicConfig.from_mapping({"retention.ms": -1, **(config or {})})
         _check_timestamps(settings)
@@ -175,7 +175,7 @@ def _largest_batch_bytes(spark: SparkSession, archived: ArchiveFolder, manifest:
     unknown = [run for run in manifest.runs if run.largest_batch_bytes is None]
     if unknown:  # written by older versions
         archived.check_files(unknown)
-        found = read_files(spark, archived.paths(unknown)).agg(largest_batch_bytes()).first()
+        found = read_files(spark, archived.paths(unknown)).agg(largest_batch_column()).first()
         known.append(int(found[0] or 0) if found else 0)
     return max(known, default=0)
 
@@ -198,7 +198,10 @@ def _check_prefix(
     logs: Mapping[int, Partition],
     on_step: OnStep,
 ) -> int:
-    """Return the number of records already in the topic. Raises `NotAPrefix` unless the archive starts with them."""
+    """Check that the topic is empty or holds the first records of the archive. Return the number of these records.
+
+    Raises `NotAPrefix` if it holds other records.
+    """
     ends = {}
     for entry in manifest.partitions:
         log = logs[entry.partition]
@@ -206,32 +209,39 @@ def _check_prefix(
         if end > entry.end:
             raise NotAPrefix(name, f"it ends at offset {end}, and the archive ends at {entry.end}")
         if log.log_start_offset > entry.start:
-            raise NotAPrefix(name, f"it begins at offset {log.log_start_offset}, and the archive at {entry.start}")
+            raise NotAPrefix(
+                name, f"it begins at offset {log.log_start_offset}, and the archive begins at {entry.start}"
+            )
         if log.last_stable_offset < end:
             raise NotAPrefix(name, "it has an open transaction")
         if end > log.log_start_offset:
             ends[entry.partition] = end
     others = range(manifest.partition_count, store.topic(topic).partition_count)
     if used := [number for number in others if store.open_partition(topic, number).log_end_offset]:
-        raise NotAPrefix(f"{topic}/{used[0]}", "it holds records, and the archive has no such partition")
+        raise NotAPrefix(f"{topic}/{used[0]}", "it has records, but the archive has none of this partition")
     if not ends:
         return 0
     on_step("checking existing records")
     needed = [run for run in manifest.runs if any(span.start < ends.get(span.partition, 0) for span in run.ranges)]
     archived.check_files(needed)
-    expected = digests_of(read_files(spark, archived.paths(needed)).where(F.col("offset") < by_partition(ends)))
+    expected = compute_digests(
+        read_files(spark, archived.paths(needed)).where(F.col("offset") < number_by_partition(ends))
+    )
     ranges = {number: (logs[number].log_start_offset, end) for number, end in ends.items()}
-    found = digests_of(read_ranges(spark, store.path, topic, ranges, *READ, milliseconds=True))
+    found = compute_digests(read_ranges(spark, store.path, topic, ranges, *READ, milliseconds=True))
     for number in ends:
         if found.get(number, NOTHING) != expected.get(number, NOTHING):
-            raise NotAPrefix(f"{topic}/{number}", "it holds other records than the archive has at these offsets")
+            raise NotAPrefix(f"{topic}/{number}", "its records differ from the archived records with the same offsets")
     return sum(digest.records for digest in found.values())
 
 
 def _verify(spark: SparkSession, manifest: Manifest, store: LogStore, topic: str) -> int:
-    """Return the number of records in the topic. Raises `RestoredWrong` unless their digests are the manifest's."""
+    """Compare the digests of the topic's partitions with the manifest. Return the number of records.
+
+    Raises `RestoredWrong` if they differ.
+    """
     ranges = {entry.partition: (entry.start, entry.end) for entry in manifest.partitions}
-    found = digests_of(read_ranges(spark, store.path, topic, ranges, *READ, milliseconds=True)) if ranges else {}
+    found = compute_digests(read_ranges(spark, store.path, topic, ranges, *READ, milliseconds=True)) if ranges else {}
     for number in ranges:
         expected, is_there = manifest.digest(number), found.get(number, NOTHING)
         if is_there != expected:
@@ -260,7 +270,7 @@ def _restore(
         restorers[number].fill_to(known[number].start)
         log.trim(known[number].start)
     records = 0
-    for runs in _waves(manifest.runs):
+    for runs in _split_into_waves(manifest.runs):
         missing = {
             span.partition
             for run in runs
@@ -283,7 +293,7 @@ def _restore(
     return records
 
 
-def _waves(runs: list[ArchivedRun]) -> Iterator[list[ArchivedRun]]:
+def _split_into_waves(runs: list[ArchivedRun]) -> Iterator[list[ArchivedRun]]:
     wave: list[ArchivedRun] = []
     for run in runs:
         if wave and sum(earlier.size_bytes for earlier in wave) + run.size_bytes > _WAVE_BYTES:
@@ -303,7 +313,7 @@ def _stage(
     staging: StagingFolder,
 ) -> list[Staged]:
     """Stage the missing records as encoded batches in files, in the order of partition and offset."""
-    begin = by_partition({number: restorer.next_offset for number, restorer in restorers.items()})
+    begin = number_by_partition({number: restorer.next_offset for number, restorer in restorers.items()})
     rows = read_files(spark, archived.paths(runs)).where(F.col("offset") >= begin)
     tasks = max(1, -(-sum(run.size_bytes for run in runs) // _TASK_BYTES))
     # Split by range: several tasks can share a partition, and their numbers follow the order of its offsets.
@@ -327,7 +337,7 @@ def _stage_task(
     stager = OffsetStager(FileSystem(), staging.file_for(0, task), task, topic, config)
     try:
         for batch in batches:
-            take_rows(batch, stager.add)
+            pass_rows(batch, stager.add)
         staged = stager.finish()
     except BaseException:
         stager.discard()

@@ -21,7 +21,7 @@ from segmentlog.format.batch import MAX_RAW_SIZE, decode_header
 from segmentlog.format.decoded_batch import record_batch
 from segmentlog.quantities import LATEST_MS
 from segmentlog.spark.arrow_batches import ArrowRows
-from segmentlog.spark.arrow_records import records_of
+from segmentlog.spark.arrow_records import convert_rows
 from segmentlog.spark.pipelines.output_folders import spark_uris
 from segmentlog.spark.schema import HEADERS
 from segmentlog.staging.offset_restore import OffsetEncoder
@@ -74,8 +74,8 @@ _DATE: Final = (
 # of such a folder as text, and then the dates of all folders.
 
 
-def dated(rows: DataFrame) -> DataFrame:
-    """Return rows as they are archived, with `COLUMNS` and ``date``.
+def to_archive_columns(rows: DataFrame) -> DataFrame:
+    """Return rows with the columns of an archive: `COLUMNS` and ``date``.
 
     ``rows`` have the columns `READ`, with the timestamp in milliseconds.
     """
@@ -101,8 +101,11 @@ _BATCH_OF_ONE_BYTES: Final = 1024
 # Upper bound of the overhead of a batch with one record.
 
 
-def largest_batch_bytes() -> Column:
-    """Return an aggregate: the smallest `max.message.bytes` of a topic that accepts all rows; null without rows."""
+def largest_batch_column() -> Column:
+    """Return an aggregate column: the smallest `max.message.bytes` with which a topic accepts all rows.
+
+    It is null if there are no rows.
+    """
     return (F.max(F.expr(_SIZE)) + _BATCH_OF_ONE_BYTES).alias("largest_batch_bytes")
 
 
@@ -110,13 +113,13 @@ OnRecords = Callable[[int, "Int64Array", "CheckedColumns", int], None]
 """Called with a partition, offsets, columns and the approximate size in bytes."""
 
 
-def take_rows(batch: pa.RecordBatch, take: OnRecords) -> None:
+def pass_rows(batch: pa.RecordBatch, take: OnRecords) -> None:
     """Pass the records of rows to ``take``, one partition at a time.
 
     The rows have the columns `RESTORED`, and are sorted by partition and offset. Raises `InvalidRecord`.
     """
     offsets = batch.column(batch.schema.get_field_index("offset")).to_numpy()
-    for _, records, size_bytes, partitions in records_of(batch, ""):
+    for _, records, size_bytes, partitions in convert_rows(batch, ""):
         assert partitions is not None
         columns = records.columns()
         edges = [0, *(np.flatnonzero(np.diff(partitions)) + 1).tolist(), len(offsets)]
@@ -125,19 +128,19 @@ def take_rows(batch: pa.RecordBatch, take: OnRecords) -> None:
             take(int(partitions[start]), offsets[start:stop], columns.part(start, stop), part_bytes)
 
 
-def as_restored(rows: DataFrame, config: TopicConfig) -> DataFrame:
-    """Return ``rows`` of `read_files` as they would be after restoring them into a topic with ``config``.
+def simulate_restore(rows: DataFrame, config: TopicConfig) -> DataFrame:
+    """Return what a consumer would read after ``rows`` of `read_files` were restored into a topic with ``config``.
 
-    The code that restores encodes each record in a batch, and a reader decodes the batch again. Nothing is staged or
-    appended.
+    The code that restores an archive encodes each record in a batch, and a reader decodes the batch again. Nothing is
+    staged or appended.
     """
     # `restore` creates a topic that accepts the largest record.
     config = TopicConfig.from_mapping({**config.to_mapping(), "max.message.bytes": MAX_RAW_SIZE})
     ordered = rows.select(RESTORED.fieldNames()).sortWithinPartitions("partition", "offset")
-    return ordered.mapInArrow(partial(_restored, config), RESTORED)
+    return ordered.mapInArrow(partial(_simulate_task, config), RESTORED)
 
 
-def _restored(config: TopicConfig, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _simulate_task(config: TopicConfig, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Convert the rows of one task. Runs on an executor."""
     encoder, to_rows = OffsetEncoder(config), ArrowRows(RESTORED)
     for batch in batches:
@@ -149,5 +152,5 @@ def _restored(config: TopicConfig, batches: Iterator[pa.RecordBatch]) -> Iterato
                 header = decode_header(data, 0)
                 made.append(record_batch(header, data[len(data) - header.payload_size :], "", partition))  # noqa: B023
 
-        take_rows(batch, take)
-        yield from to_rows.of(made)
+        pass_rows(batch, take)
+        yield from to_rows.convert(made)

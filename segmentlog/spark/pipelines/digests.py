@@ -42,19 +42,19 @@ class Digest(msgspec.Struct, frozen=True):
             self.records + other.records,
             min(self.first_offset, other.first_offset),
             max(self.last_offset, other.last_offset),
-            _text((mine >> 64) + (theirs >> 64), (mine ^ theirs)),
+            _format_checksum((mine >> 64) + (theirs >> 64), (mine ^ theirs)),
         )
 
 
 NOTHING: Final = Digest()
 
 
-def joined(digests: Iterable[Digest]) -> Digest:
+def combine_digests(digests: Iterable[Digest]) -> Digest:
     """Return the digest of the union of disjoint sets."""
     return sum(digests, NOTHING)
 
 
-def digests_of(rows: DataFrame) -> dict[int, Digest]:
+def compute_digests(rows: DataFrame) -> dict[int, Digest]:
     """Return the digests of an archive's rows, by partition; only partitions with rows.
 
     The timestamp must be in milliseconds.
@@ -74,11 +74,11 @@ def digests_of(rows: DataFrame) -> dict[int, Digest]:
             row["records"],
             row["first"],
             row["last"],
-            _text((row["high"] << 44) + (row["middle"] << 22) + row["low"], row["xored"]),
+            _format_checksum((row["high"] << 44) + (row["middle"] << 22) + row["low"], row["xored"]),
         )
         for row in found.collect()
     }
 
 
-def _text(total: int, xored: int) -> str:
+def _format_checksum(total: int, xored: int) -> str:
     return f"{total & _MASK:016x}{xored & _MASK:016x}"

@@ -19,7 +19,7 @@ from pyspark.sql.types import (
 
 from segmentlog.consuming.cursor import offset_of_last
 from segmentlog.errors import InvalidConfig, LogTruncated, SegmentlogError
-from segmentlog.spark.spark_errors import explained
+from segmentlog.spark.spark_errors import explain_spark_errors
 from segmentlog.spark.store_opener import open_on_driver
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 SAMPLE: Final = 1000
 """Number of records sampled at each end of a topic to infer its columns."""
 _SAMPLE_BYTES: Final = 16 << 20
-_AT_LEAST: Final = 10
+_PARTITION_SAMPLE_MIN: Final = 10
 
 METADATA: Final = {
     "_key": "key",
@@ -68,8 +68,8 @@ class NotJson(SegmentlogError):
 # ---------------------------------------------------------------- schema
 
 
-@explained()
-def schema_of(
+@explain_spark_errors()
+def resolve_schema(
     spark: SparkSession, path: str, topic: str, ddl: str | None = None, *, sample: int = SAMPLE
 ) -> StructType:
     """Return the columns of a topic's values: those in ``ddl``, or the fields of the first and last records.
@@ -83,7 +83,7 @@ def schema_of(
         if not isinstance(schema, StructType):
             raise InvalidConfig("schema", ddl, "columns with their types, such as 'id long, name string'")
         return schema
-    texts = [value.decode("utf-8", "replace") for value in _sample(path, topic, sample) if _is_object(value)]
+    texts = [value.decode("utf-8", "replace") for value in _sample_values(path, topic, sample) if _is_object(value)]
     if not texts:
         return StructType()
     found = spark.read.json(spark.createDataFrame([(text,) for text in texts], "value string"), mode="DROPMALFORMED")
@@ -93,26 +93,29 @@ def schema_of(
 def require_schema(
     spark: SparkSession, path: str, topic: str, ddl: str | None = None, *, sample: int = SAMPLE
 ) -> StructType:
-    """Return the columns like `schema_of`, but raise `NotJson` if there are none."""
-    schema = schema_of(spark, path, topic, ddl, sample=sample)
+    """Return the columns like `resolve_schema`, but raise `NotJson` if there are none."""
+    schema = resolve_schema(spark, path, topic, ddl, sample=sample)
     if not schema.fields:
         raise NotJson(topic)
     return schema
 
 
-def _sample(path: str, topic: str, count: int) -> Iterator[bytes]:
-    """Yield about ``count`` values from each end of the topic, but at least `_AT_LEAST` from each partition's ends."""
+def _sample_values(path: str, topic: str, count: int) -> Iterator[bytes]:
+    """Yield about ``count`` values from each end of the topic.
+
+    Each end of a partition gives at least `_PARTITION_SAMPLE_MIN` values, if it has so many.
+    """
     with open_on_driver(path, (topic,)) as store:
         partitions = [store.topic(topic).partition(number) for number in range(store.topic(topic).partition_count)]
-        each = max(_AT_LEAST, count // len(partitions))
+        each = max(_PARTITION_SAMPLE_MIN, count // len(partitions))
         for log in partitions:
             start, end = log.log_start_offset, log.end_offset(isolation="read_committed")
-            yield from _values(log, start, min(start + each, end))
+            yield from _read_values(log, start, min(start + each, end))
             # Count records, not offsets: a crash may leave a million offsets without records at the end.
-            yield from _values(log, max(start + each, offset_of_last(log, each, end)), end)
+            yield from _read_values(log, max(start + each, offset_of_last(log, each, end)), end)
 
 
-def _values(log: Partition, start: int, end: int) -> Iterator[bytes]:
+def _read_values(log: Partition, start: int, end: int) -> Iterator[bytes]:
     if start >= end:
         return
     try:
@@ -136,7 +139,7 @@ def _is_object(value: bytes) -> bool:
 # ---------------------------------------------------------------- conversion
 
 
-def json_columns(
+def parse_json_columns(
     records: DataFrame, schema: StructType, metadata: Iterable[str] = (), *, strict: bool = False
 ) -> DataFrame:
     """Return the fields of the values as columns, then the columns of `METADATA` named in ``metadata``.
@@ -152,32 +155,32 @@ def json_columns(
     return records.select(parsed, *own).select("row.*", *(name for name in metadata))
 
 
-def narrowed(schema: StructType, *texts: str) -> StructType:
-    """Return the schema with only the fields that a text mentions; the job parses no others."""
-    return StructType([field for field in schema.fields if mentions(field.name, *texts)])
+def narrow_schema(schema: StructType, *texts: str) -> StructType:
+    """Return a schema with only the fields that one of the texts may mention, so that the job parses no others."""
+    return StructType([field for field in schema.fields if may_mention(field.name, *texts)])
 
 
-def mentions(name: str, *texts: str) -> bool:
-    """Return whether a text may mention a column. False positives are harmless; false negatives are not."""
+def may_mention(name: str, *texts: str) -> bool:
+    """Return whether one of the texts may mention a column. A false positive only costs time."""
     return any(name.lower() in text.lower() for text in texts)
 
 
-def column(rows: DataFrame, name: str) -> Column:
+def find_column(rows: DataFrame, name: str) -> Column:
     """Return a column by its name, which may have any characters, or by the path of a nested field (``a.b``)."""
-    return rows[quoted(name) if name in rows.columns else name]
+    return rows[quote_name(name) if name in rows.columns else name]
 
 
-def quoted(name: str) -> str:
+def quote_name(name: str) -> str:
     """Return a name as an SQL identifier, in backticks if needed."""
     return name if re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) else "`" + name.replace("`", "``") + "`"
 
 
-def as_blob(rows: DataFrame, name: str) -> Column:
+def to_blob(rows: DataFrame, name: str) -> Column:
     """Return a column as bytes or text for a record.
 
     Structs, arrays, maps and variants become JSON. Other types become text as Spark casts them.
     """
-    found = column(rows, name)
+    found = find_column(rows, name)
     kind = rows.select(found).schema[0].dataType
     if isinstance(kind, BinaryType | StringType):
         return found
@@ -186,12 +189,12 @@ def as_blob(rows: DataFrame, name: str) -> Column:
     return found.cast("string")
 
 
-def as_timestamp(rows: DataFrame, name: str, *, strict: bool = True) -> Column:
+def to_timestamp(rows: DataFrame, name: str, *, strict: bool = True) -> Column:
     """Return a column of milliseconds since 1970, or of ISO 8601 text, as timestamps.
 
     With ``strict``, other text fails the job; otherwise it becomes null.
     """
-    found = column(rows, name)
+    found = find_column(rows, name)
     kind = rows.select(found).schema[0].dataType
     if isinstance(kind, NumericType):
         return F.timestamp_millis(found.cast("bigint"))

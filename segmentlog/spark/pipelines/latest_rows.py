@@ -2,7 +2,7 @@
 
 Keys are spread over buckets by their hash. An update reads the new records, reduces them to the latest record of each
 key, and rewrites only the buckets of those keys. A record without a value deletes its key's row. Rows and position
-change in one step, see `table_folder`.
+change in one step: see `table_folder`.
 
 The latest record of a key is the record with the highest offset. All records of a key are in one partition, unless
 partitions were added. Then the latest records of its partitions are compared by timestamp, then by offset.
@@ -21,21 +21,21 @@ from pyspark.sql.types import StructType
 from pyspark.storagelevel import StorageLevel
 
 from segmentlog.errors import SegmentlogError
-from segmentlog.spark.pipelines.archive import microseconds
+from segmentlog.spark.pipelines.archive import write_microseconds
 from segmentlog.spark.pipelines.archive_folder import OnStep
 from segmentlog.spark.pipelines.json_columns import require_schema
-from segmentlog.spark.pipelines.output_folders import data_files, spark_uri
+from segmentlog.spark.pipelines.output_folders import list_data_files, spark_uri
 from segmentlog.spark.pipelines.run_history import (
     AnotherHistory,
-    go_on_at,
-    last_mark,
-    open_to_settle,
+    check_resume_offset,
+    find_last_mark,
+    open_to_sync,
     read_ranges,
-    settled_end,
+    sync_stable_records,
 )
 from segmentlog.spark.pipelines.table_folder import FORMAT, TableFolder, TableState
-from segmentlog.spark.pipelines.table_rows import RECORD, Changes, TableRows, count_changes, merged
-from segmentlog.spark.spark_errors import explained
+from segmentlog.spark.pipelines.table_rows import RECORD, Changes, TableRows, apply_changes, count_changes
+from segmentlog.spark.spark_errors import explain_spark_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -86,7 +86,7 @@ class TableReport(msgspec.Struct, frozen=True):
     seconds: float
 
 
-@explained()
+@explain_spark_errors()
 def update_table(
     spark: SparkSession,
     path: str,
@@ -125,7 +125,7 @@ def update_table(
     """
     started = time.perf_counter()
     folder = TableFolder(target)
-    with open_to_settle(path) as store:
+    with open_to_sync(path) as store:
         store.topic(topic)
         with folder.writing():
             before = None if rebuild else folder.read()
@@ -134,7 +134,7 @@ def update_table(
                 spark, store, topic, before, folder.path, json_values=json_values, schema=schema, buckets=buckets
             )
             if before is not None and not ranges:
-                return report_of(before, folder.path, 0, Changes(), 0, 0, started)
+                return create_report(before, folder.path, 0, Changes(), 0, 0, started)
             state = msgspec.structs.replace(state, version=folder.next_version())
             return _update(spark, store, folder, state, before, ranges, skip_null_keys, on_step, started)
 
@@ -170,27 +170,29 @@ def plan_update(
     """Return (the state after an update, the offset ranges that it reads). Raises the errors of `update_table`."""
     if before is None:
         columns = require_schema(spark, store.url or store.path, topic, schema) if json_values or schema else None
-        state = _first_state(store, topic, columns, buckets)
+        state = _create_state(store, topic, columns, buckets)
     else:
         state = before
-        _check_same(before, store, topic, json_values, schema, buckets, target)
+        _check_identity(before, store, topic, json_values, schema, buckets, target)
     positions, marks, ranges = {}, dict(state.marks), {}
     for log in store.topic(topic).partitions():
         number = log.number
         start = log.log_start_offset
         if number in state.positions:
-            start = go_on_at(log, state.positions[number], marks.get(number), anew=_REBUILD, with_gap=_REBUILD)
-        end = settled_end(log, read_only=store.read_only)
+            start = check_resume_offset(
+                log, state.positions[number], marks.get(number), rebuild_advice=_REBUILD, gap_advice=_REBUILD
+            )
+        end = sync_stable_records(log, read_only=store.read_only)
         positions[number] = max(start, end)
         if start < end:
             ranges[number] = (start, end)
-            mark = last_mark(log, end)
+            mark = find_last_mark(log, end)
             if mark is not None:
                 marks[number] = mark
     return msgspec.structs.replace(state, positions=positions, marks=marks), ranges
 
 
-def _first_state(store: LogStore, topic: str, columns: StructType | None, buckets: int | None) -> TableState:
+def _create_state(store: LogStore, topic: str, columns: StructType | None, buckets: int | None) -> TableState:
     if buckets is None:
         logs = store.topic(topic).partitions()
         size_bytes = sum(segment.size_bytes for log in logs for segment in log.segments())
@@ -198,7 +200,7 @@ def _first_state(store: LogStore, topic: str, columns: StructType | None, bucket
     return TableState(FORMAT, 0, topic, store.store_id, buckets, None if columns is None else columns.json(), {}, {})
 
 
-def _check_same(
+def _check_identity(
     state: TableState,
     store: LogStore,
     topic: str,
@@ -207,7 +209,7 @@ def _check_same(
     buckets: int | None,
     target: str,
 ) -> None:
-    """Raise `AnotherHistory` for a table of another topic, `SegmentlogError` for other columns or buckets."""
+    """Raise `AnotherHistory` for a table of another topic, and `SegmentlogError` for other columns or buckets."""
     if (state.topic, state.store_id) != (topic, store.store_id):
         other = "" if state.store_id == store.store_id else " of another store"
         raise AnotherHistory(target, f"it is the table of topic {state.topic!r}{other}", _REBUILD)
@@ -218,12 +220,12 @@ def _check_same(
         raise SegmentlogError(f"{target}: the table was created with {state.buckets} buckets; {_REBUILD}")
 
 
-def payload_of(state: TableState) -> StructType | None:
+def decode_payload_schema(state: TableState) -> StructType | None:
     """Return the fields of the JSON values; None if ``value`` is a column."""
     return None if state.json_schema is None else StructType.fromJson(msgspec.json.decode(state.json_schema))
 
 
-def report_of(
+def create_report(
     state: TableState, target: str, records: int, changes: Changes, skipped: int, rewritten: int, started: float
 ) -> TableReport:
     """Return the report of an update that ended in this state."""
@@ -237,21 +239,21 @@ def report_of(
 
 
 @contextlib.contextmanager
-def latest_records(
+def cached_latest_records(
     spark: SparkSession, store: LogStore, state: TableState, ranges: dict[int, tuple[int, int]]
 ) -> Iterator[DataFrame]:
     """Provide the latest new records by key and partition, cached during the update."""
     records = read_ranges(spark, store.url or store.path, state.topic, ranges, *RECORD) if ranges else None
-    latest = TableRows(spark, payload_of(state)).latest(records).persist(StorageLevel.MEMORY_AND_DISK)
+    latest = TableRows(spark, decode_payload_schema(state)).latest(records).persist(StorageLevel.MEMORY_AND_DISK)
     try:
         yield latest
     finally:
         latest.unpersist()
 
 
-def look_at(latest: DataFrame, state: TableState, *, skip_null_keys: bool) -> tuple[dict[int, int], int]:
+def count_by_bucket(latest: DataFrame, state: TableState, *, skip_null_keys: bool) -> tuple[dict[int, int], int]:
     """Return (number of records by bucket of their key, number of records without a key). Raises `NullKeys`."""
-    bucket = F.when(F.col("key").isNotNull(), _bucket(state))
+    bucket = F.when(F.col("key").isNotNull(), _bucket_column(state))
     groups = latest.groupBy(bucket.alias("bucket")).agg(
         F.sum("records").alias("records"), F.min(F.struct("partition", "first")).alias("first")
     )
@@ -263,7 +265,7 @@ def look_at(latest: DataFrame, state: TableState, *, skip_null_keys: bool) -> tu
     return counts, 0 if nameless is None else nameless["records"]
 
 
-def _bucket(state: TableState) -> Column:
+def _bucket_column(state: TableState) -> Column:
     return F.expr(f"int(pmod(xxhash64(key), {state.buckets}))")
 
 
@@ -278,10 +280,10 @@ def _update(
     on_step: OnStep,
     started: float,
 ) -> TableReport:
-    rows = TableRows(spark, payload_of(state))
-    with latest_records(spark, store, state, ranges) as latest:
+    rows = TableRows(spark, decode_payload_schema(state))
+    with cached_latest_records(spark, store, state, ranges) as latest:
         on_step("reading")
-        records, skipped = look_at(latest, state, skip_null_keys=skip_null_keys)
+        records, skipped = count_by_bucket(latest, state, skip_null_keys=skip_null_keys)
         touched = set(records)
         paths = [] if before is None else folder.paths(before, touched)
         existing = rows.existing(paths)
@@ -290,9 +292,11 @@ def _update(
         counted = count_changes(existing, changes) if paths else None
         on_step("writing")
         if touched:
-            after = rows.shaped(merged(existing, changes).withColumn(_BUCKET, _bucket(state)), _BUCKET)
-            _write(spark, after, rows.names["key"], len(touched), folder.work_folder())
-        _ensure_a_file(spark, folder, rows, before, touched)
+            after = rows.to_table_columns(
+                apply_changes(existing, changes).withColumn(_BUCKET, _bucket_column(state)), _BUCKET
+            )
+            _write_buckets(spark, after, rows.names["key"], len(touched), folder.work_folder())
+        _write_empty_file(spark, folder, rows, before, touched)
     on_step("building")
     state = folder.build(state, before, touched)
     on_step("publishing")
@@ -301,22 +305,22 @@ def _update(
     folder.sweep()
     if counted is None:  # no existing row could be updated or deleted
         counted = Changes(inserted=state.rows - (0 if before is None else before.rows))
-    return report_of(state, folder.path, sum(records.values()) + skipped, counted, skipped, len(touched), started)
+    return create_report(state, folder.path, sum(records.values()) + skipped, counted, skipped, len(touched), started)
 
 
-def _write(spark: SparkSession, rows: DataFrame, key: str, buckets: int, path: str) -> None:
+def _write_buckets(spark: SparkSession, rows: DataFrame, key: str, buckets: int, path: str) -> None:
     """Write each bucket to its own folder, as one file."""
     one_each = rows.repartition(min(buckets, 2 * spark.sparkContext.defaultParallelism), _BUCKET)
-    with microseconds(spark):
+    with write_microseconds(spark):
         one_each.sortWithinPartitions(_BUCKET, key).write.partitionBy(_BUCKET).parquet(spark_uri(path))
 
 
-def _ensure_a_file(
+def _write_empty_file(
     spark: SparkSession, folder: TableFolder, rows: TableRows, before: TableState | None, touched: set[int]
 ) -> None:
-    """Write a file with the columns if the table would have no rows."""
+    """If the table has no rows after the update, write an empty file, which defines the columns."""
     kept = [] if before is None else [file for file in before.files if file.bucket >= 0 and file.bucket not in touched]
-    if not kept and not data_files(folder.work_folder()):
-        empty = rows.shaped(rows.existing([])).coalesce(1)
-        with microseconds(spark):
+    if not kept and not list_data_files(folder.work_folder()):
+        empty = rows.to_table_columns(rows.existing([])).coalesce(1)
+        with write_microseconds(spark):
             empty.write.mode("overwrite").parquet(spark_uri(folder.work_folder()))

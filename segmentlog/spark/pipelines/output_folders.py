@@ -20,12 +20,12 @@ from segmentlog.storage.untrusted_folder import is_plain_file, open_plain
 _PART_BYTES: Final = 1 << 20
 
 
-def mounted_folder(text: str, why: str) -> str:
-    """Return the absolute path of a folder. Raises `SegmentlogError` with the reason ``why`` for URLs like ``s3://``."""
+def resolve_mounted_folder(text: str, why: str) -> str:
+    """Return the absolute path of a folder. Raises `SegmentlogError`, with the reason ``why``, for ``s3://`` URLs."""
     if text.startswith("file:"):
         text = "/" + text.removeprefix("file:").lstrip("/")
     if re.match("[A-Za-z][A-Za-z0-9+.-]*://", text):
-        raise SegmentlogError(f"{text}: it must be a folder of a file system mounted on this machine, since {why}")
+        raise SegmentlogError(f"{text}: the folder must be on a file system that is mounted on this machine: {why}")
     return os.path.abspath(text)
 
 
@@ -40,10 +40,11 @@ def spark_uris(paths: Iterable[str]) -> list[str]:
 
 
 @contextlib.contextmanager
-def locked(path: str, who: str) -> Iterator[None]:
-    """Hold the lock file ``path``. The kernel releases the lock of a process that dies.
+def hold_lock(path: str, holder: str) -> Iterator[None]:
+    """Lock the file ``path`` inside the block. The kernel releases the lock of a process that dies.
 
-    Raises `SegmentlogError` at once if another process holds the lock; ``who`` names it in the message.
+    Raises `SegmentlogError` at once if another process has locked the file. Its message calls that process
+    ``holder``, such as "another archiver".
     """
     fs = FileSystem()
     is_plain_file(path)
@@ -52,14 +53,14 @@ def locked(path: str, who: str) -> Iterator[None]:
             try:
                 fs.flock(fd, EXCLUSIVE | NON_BLOCKING)
             except BlockingIOError:
-                raise SegmentlogError(f"{who} is running ({path} is locked); wait until it has finished") from None
+                raise SegmentlogError(f"{holder} is running ({path} is locked); wait until it has finished") from None
             if not is_current(fs, fd, path):
                 continue  # the previous holder has deleted the file
             yield
             return
 
 
-def data_files(folder: str) -> list[str]:
+def list_data_files(folder: str) -> list[str]:
     """Return the sorted relative paths of the data files in a folder that Spark has written."""
     found = []
     for parent, folders, names in os.walk(folder):
@@ -85,7 +86,7 @@ def sync_folders(fs: FileSystem, paths: Iterable[str]) -> None:
         fs.sync_folder(path)
 
 
-def file_checksum(path: str) -> str:
+def compute_checksum(path: str) -> str:
     """Return XXH3-128 of a file's bytes, as 32 hexadecimal digits.
 
     Raises `UntrustedPath` if it is not a regular file.

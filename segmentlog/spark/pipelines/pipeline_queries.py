@@ -19,8 +19,8 @@ import segmentlog
 from segmentlog.errors import InvalidConfig, TopicExists
 from segmentlog.quantities import parse_duration_ms
 from segmentlog.spark.foreach_batch import append_batches
-from segmentlog.spark.spark_errors import SparkFailed, explained, reason_of
-from segmentlog.spark.store_opener import folder_of, open_on_driver, place_of
+from segmentlog.spark.spark_errors import SparkFailed, explain_spark_errors, reason_of
+from segmentlog.spark.store_opener import open_on_driver, resolve_location, resolve_writable_folder
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
@@ -67,12 +67,12 @@ class Incremental(msgspec.Struct, frozen=True):
     follow: bool = False
     """Whether to wait for more records, until ``is_stopped()``."""
     every: str = "1s"
-    """Time between two micro-batches with ``follow``; see `interval`."""
+    """Time between two micro-batches with ``follow``; see `parse_interval`."""
     on_rows: OnRows | None = None
     is_stopped: Callable[[], bool] = lambda: False
 
 
-def interval(text: str) -> str:
+def parse_interval(text: str) -> str:
     """Return a duration, such as ``1h`` or ``1h30m``, in Spark's notation.
 
     Spark's own notation, such as ``1 hour``, is returned unchanged. Raises `InvalidConfig`.
@@ -99,7 +99,7 @@ def ensure_topic(path: str, topic: str, create: int | None = None) -> None:
         with open_on_driver(path, (topic,)) as store:
             store.topic(topic)
         return
-    with segmentlog.open(folder_of(path), background=False) as store:
+    with segmentlog.open(resolve_writable_folder(path), background=False) as store:
         if topic not in store.topics(internal=True):
             with contextlib.suppress(TopicExists):
                 store.create_topic(topic, create)
@@ -115,7 +115,7 @@ def read_topic(
     streaming: bool = False,
     text: bool = False,
 ) -> DataFrame:
-    """Return these columns of a topic's records; with ``text``, key and value are text.
+    """Return these columns of a topic's records. With ``text``, key and value are strings, not binary.
 
     Only the named columns are decoded: Spark does not tell a Python source which columns a query needs.
     """
@@ -123,7 +123,7 @@ def read_topic(
     reader = spark.readStream if streaming else spark.read
     return (
         reader.format("segmentlog")
-        .option("path", place_of(path))
+        .option("path", resolve_location(path))
         .option("subscribe", topic)
         .option("startingOffsets", start)
         .schema(", ".join(f"{name} {types[name]}" for name in RECORD_COLUMNS if name in set(columns)))
@@ -145,7 +145,7 @@ def write_topic(
     With ``mode`` "update" a query writes changed rows, not only final rows. Raises `SparkFailed`.
     """
     options = {
-        "path": folder_of(path),
+        "path": resolve_writable_folder(path),
         "topic": topic,
         "allowNullValues": str(allow_null_values).lower(),
     }
@@ -161,17 +161,17 @@ def write_topic(
 # ---------------------------------------------------------------- running
 
 
-@explained()
+@explain_spark_errors()
 def run_batch(
     rows: DataFrame, writer_of: Callable[[DataFrame], DataFrameWriter], path: str | None = None
 ) -> QueryReport:
     """Write rows in one job and count them. Raises `SparkFailed`."""
     written = Observation()
     writer_of(rows.observe(written, F.count(F.lit(1)).alias("rows"))).save(path)
-    return QueryReport(observed_rows(written))
+    return QueryReport(count_observed_rows(written))
 
 
-def observed_rows(observation: Observation) -> int:
+def count_observed_rows(observation: Observation) -> int:
     """Return the number of rows that an observation counted, after its job."""
     try:
         return int(observation.get.get("rows") or 0)
@@ -186,14 +186,14 @@ def run_incremental(spark: SparkSession, writer: DataStreamWriter, how: Incremen
         spark,
         writer.option("checkpointLocation", checkpoint),
         follow=how.follow,
-        every=interval(how.every),
+        every=parse_interval(how.every),
         on_rows=how.on_rows,
         is_stopped=how.is_stopped,
     )
 
 
-class _Listener(StreamingQueryListener):
-    """Counter of the rows that queries read, by run id. A query may read rows before its caller knows its run id."""
+class _RowCounter(StreamingQueryListener):
+    """Counts the rows that queries read, by run id. A query may read rows before its caller knows its run id."""
 
     def __init__(self) -> None:
         self.rows: Counter[str] = Counter()
@@ -237,10 +237,10 @@ def run_query(
 
     ``every`` is the time between two micro-batches with ``follow``. Raises `SparkFailed`.
     """
-    listener = _Listener()
+    listener = _RowCounter()
     spark.streams.addListener(listener)
     try:
-        with explained():
+        with explain_spark_errors():
             trigger = writer.trigger(processingTime=every) if follow else writer.trigger(availableNow=True)
             query = trigger.start()
             run_id, told, stopped = str(query.runId), 0, False

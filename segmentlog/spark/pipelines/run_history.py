@@ -1,4 +1,4 @@
-"""Continue a topic where an earlier run ended, and check that its records are still the same."""
+"""Find the offset at which a run continues, and check that the topic is still the one that earlier runs read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 import segmentlog
 from segmentlog.errors import LogTruncated, SegmentlogError
 from segmentlog.objects.bucket.url import is_url
-from segmentlog.spark.store_opener import Place, open_store, place_of
+from segmentlog.spark.store_opener import StoreLocation, open_store, resolve_location
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,7 +33,7 @@ class Mark(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AnotherHistory(SegmentlogError):
-    """The topic has the name of the topic that an earlier run has read, but other records."""
+    """The topic has the same name as the topic that an earlier run read, but other records."""
 
     def __init__(self, log: str, why: str, advice: str) -> None:
         super().__init__(log, why, advice)
@@ -60,20 +60,21 @@ class RecordsGone(SegmentlogError):
         return f"{self.log}: offsets {self.position} to {self.end_offset - 1} are gone: {self.why}; {self.advice}"
 
 
-def open_to_settle(path: str) -> LogStore:
-    """Open a store so that records can be fsynced before they are read.
+def open_to_sync(path: str) -> LogStore:
+    """Open a store for `sync_stable_records`, which fsyncs records before a pipeline reads them.
 
     A store on a read-only disk or in an object store is opened read-only. Raises `StoreVersionError`.
     """
-    if is_url(place := place_of(path)):
-        return open_store(Place(place))
+    if is_url(place := resolve_location(path)):
+        return open_store(StoreLocation(place))
     return segmentlog.open(place, create=False, background=False)
 
 
-def settled_end(log: Partition, upto: int | None = None, *, read_only: bool = False) -> int:
-    """Return the end of the records that are durable and not in an open transaction.
+def sync_stable_records(log: Partition, upto: int | None = None, *, read_only: bool = False) -> int:
+    """Fsync the records before the last stable offset or ``upto``, and return the end of the durable records.
 
-    Crashes and aborts cannot remove these records, so a copy of them stays valid.
+    With ``read_only``, fsync nothing: the end may then be lower. Crashes and aborts cannot remove records before the
+    end, so a copy of them stays valid.
     """
     end = log.last_stable_offset if upto is None else min(upto, log.last_stable_offset)
     if not read_only and log.durable_offset < end:
@@ -81,28 +82,31 @@ def settled_end(log: Partition, upto: int | None = None, *, read_only: bool = Fa
     return min(end, log.durable_offset)
 
 
-def go_on_at(log: Partition, position: int, mark: Mark | None, *, anew: str, with_gap: str) -> int:
-    """Return the offset to continue at: ``position``, if its records are still there.
+def check_resume_offset(
+    log: Partition, position: int, mark: Mark | None, *, rebuild_advice: str, gap_advice: str
+) -> int:
+    """Return the offset at which a run continues after an earlier run that read up to ``position``.
 
-    ``anew`` and ``with_gap`` are the remedies in the error messages. Raises `AnotherHistory`, `RecordsGone`.
+    Raises `AnotherHistory`, with the remedy ``rebuild_advice``, if the log is not the log that the earlier run read.
+    Raises `RecordsGone`, with the remedy ``gap_advice``, if the log no longer has the record at ``position``.
     """
     name = f"{log.topic}/{log.number}"
     if position > log.log_end_offset:
-        why = f"it ends at offset {log.log_end_offset}, and was read up to {position}: the log is another one"
-        raise AnotherHistory(name, why, anew)
-    if mark is not None and not _is_there(log, mark):
+        why = f"it ends at offset {log.log_end_offset}, and an earlier run read it up to {position}: it is another log"
+        raise AnotherHistory(name, why, rebuild_advice)
+    if mark is not None and not _has_record(log, mark):
         why = f"offset {mark.offset} holds another record than before: the topic was created again"
-        raise AnotherHistory(name, why, anew)
+        raise AnotherHistory(name, why, rebuild_advice)
     if position < log.log_start_offset:
-        raise RecordsGone(name, position, log.log_start_offset, "retention or a trim deleted them", with_gap)
+        raise RecordsGone(name, position, log.log_start_offset, "retention or a trim deleted them", gap_advice)
     try:
         return log.check_position(position)
     except LogTruncated as error:
         why = f"the log lost [{error.lost.base_offset}, {error.lost.end_offset}) ({error.lost.reason})"
-        raise RecordsGone(name, position, error.lost.end_offset, why, with_gap) from None
+        raise RecordsGone(name, position, error.lost.end_offset, why, gap_advice) from None
 
 
-def last_mark(log: Partition, end: int) -> Mark | None:
+def find_last_mark(log: Partition, end: int) -> Mark | None:
     """Return the last record before ``end``; None if the last `_MARK_SCAN_OFFSETS` offsets have no record."""
     try:
         begin = max(log.log_start_offset, end - _MARK_SCAN_OFFSETS)
@@ -118,8 +122,11 @@ def last_mark(log: Partition, end: int) -> Mark | None:
         return None
 
 
-def _is_there(log: Partition, mark: Mark) -> bool:
-    """Return whether the log may have held this record; true if retention or compaction may have deleted it."""
+def _has_record(log: Partition, mark: Mark) -> bool:
+    """Return False if another record has the offset of ``mark``, so that the log is not the log of the earlier run.
+
+    Return True if the record exists, or if retention or compaction may have deleted it.
+    """
     if not log.log_start_offset <= mark.offset < log.log_end_offset:
         return True
     try:
@@ -140,7 +147,7 @@ def read_ranges(
     *columns: str,
     milliseconds: bool = False,
 ) -> DataFrame:
-    """Read the records of offset ranges ``[start, end)``, by partition, with these columns of the data source.
+    """Read these columns of the data source for the records in ``ranges``: ``{partition: (start, end)}``.
 
     With ``milliseconds`` the timestamp is a bigint of milliseconds, which can hold any timestamp; Spark's type cannot.
     """
@@ -157,7 +164,7 @@ def read_ranges(
     return (
         spark.read.format("segmentlog")
         .schema(type(everything)(fields))  # the only way to prune columns
-        .option("path", place_of(path))
+        .option("path", resolve_location(path))
         .option("assign", json.dumps({topic: sorted(ranges)}))
         .option("startingOffsets", json.dumps({topic: starts}))
         .option("endingOffsets", json.dumps({topic: ends}))
@@ -165,7 +172,7 @@ def read_ranges(
     )
 
 
-def by_partition(numbers: Mapping[int, int]) -> Column:
-    """Return a column with the number of each row's ``partition``."""
+def number_by_partition(numbers: Mapping[int, int]) -> Column:
+    """Return a column that maps each row's ``partition`` to its value in ``numbers``."""
     pairs = [F.lit(number) for pair in sorted(numbers.items()) for number in pair]
     return F.create_map(*pairs)[F.col("partition")]

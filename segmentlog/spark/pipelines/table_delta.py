@@ -17,21 +17,21 @@ from segmentlog.errors import SegmentlogError
 from segmentlog.spark.pipelines.archive_folder import OnStep
 from segmentlog.spark.pipelines.latest_rows import (
     TableReport,
-    latest_records,
-    look_at,
-    payload_of,
+    cached_latest_records,
+    count_by_bucket,
+    create_report,
+    decode_payload_schema,
     plan_update,
-    report_of,
 )
-from segmentlog.spark.pipelines.run_history import open_to_settle
+from segmentlog.spark.pipelines.run_history import open_to_sync
 from segmentlog.spark.pipelines.table_folder import TableState
-from segmentlog.spark.pipelines.table_rows import Changes, TableRows, winners
-from segmentlog.spark.spark_errors import explained
+from segmentlog.spark.pipelines.table_rows import Changes, TableRows, select_latest
+from segmentlog.spark.spark_errors import explain_spark_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_NOTE: Final = "spark.databricks.delta.commitInfo.userMetadata"
+_USER_METADATA: Final = "spark.databricks.delta.commitInfo.userMetadata"
 
 _DELETED: Final = "segmentlog_deleted"
 
@@ -49,7 +49,7 @@ class DeltaNotInstalled(SegmentlogError):
         )
 
 
-@explained()
+@explain_spark_errors()
 def update_delta(
     spark: SparkSession,
     path: str,
@@ -67,29 +67,29 @@ def update_delta(
     ``target`` may be on any file system that Delta supports. Also raises `DeltaNotInstalled`.
     """
     started = time.perf_counter()
-    delta = _delta(spark)
+    delta = _load_delta(spark)
     is_there = bool(delta.isDeltaTable(spark, target))
-    with open_to_settle(path) as store:
-        before = None if rebuild or not is_there else _read(spark, delta, target)
+    with open_to_sync(path) as store:
+        before = None if rebuild or not is_there else _read_state(spark, delta, target)
         state, ranges = plan_update(
             spark, store, topic, before, target, json_values=json_values, schema=schema, buckets=None
         )
         if before is not None and not ranges:
-            return _counted(spark, report_of(before, target, 0, Changes(), 0, 0, started))
-        rows = TableRows(spark, payload_of(state))
-        with latest_records(spark, store, state, ranges) as latest, _note(spark, state):
+            return _add_row_count(spark, create_report(before, target, 0, Changes(), 0, 0, started))
+        rows = TableRows(spark, decode_payload_schema(state))
+        with cached_latest_records(spark, store, state, ranges) as latest, _attach_state(spark, state):
             on_step("reading")
-            records, skipped = look_at(latest, state, skip_null_keys=skip_null_keys)
-            changes = winners(latest.where("key IS NOT NULL"))
+            records, skipped = count_by_bucket(latest, state, skip_null_keys=skip_null_keys)
+            changes = select_latest(latest.where("key IS NOT NULL"))
             on_step("writing")
             if before is None:
-                first = rows.shaped(changes.where("NOT deleted")).write.format("delta").mode("overwrite")
+                first = rows.to_table_columns(changes.where("NOT deleted")).write.format("delta").mode("overwrite")
                 first.option("overwriteSchema", "true").save(target)
             else:
                 _merge(
                     delta.forPath(spark, target),
                     rows,
-                    rows.shaped(changes.withColumnRenamed("deleted", _DELETED), _DELETED),
+                    rows.to_table_columns(changes.withColumnRenamed("deleted", _DELETED), _DELETED),
                 )
     last = delta.forPath(spark, target).history(1).collect()[0]
     counts = [
@@ -98,15 +98,17 @@ def update_delta(
     if before is None:
         counts = [int(last["operationMetrics"].get("numOutputRows", 0)), 0, 0]
     state = msgspec.structs.replace(state, version=last["version"])
-    report = report_of(state, target, sum(records.values()) + skipped, Changes(*counts), skipped, len(records), started)
-    return _counted(spark, report)
+    report = create_report(
+        state, target, sum(records.values()) + skipped, Changes(*counts), skipped, len(records), started
+    )
+    return _add_row_count(spark, report)
 
 
-def _counted(spark: SparkSession, report: TableReport) -> TableReport:
+def _add_row_count(spark: SparkSession, report: TableReport) -> TableReport:
     return msgspec.structs.replace(report, rows=spark.read.format("delta").load(report.path).count())
 
 
-def _delta(spark: SparkSession) -> Any:
+def _load_delta(spark: SparkSession) -> Any:
     """Return the class `DeltaTable`. Raises `DeltaNotInstalled`."""
     try:
         from delta.tables import DeltaTable  # type: ignore[import-not-found]
@@ -117,21 +119,22 @@ def _delta(spark: SparkSession) -> Any:
     return DeltaTable
 
 
-def _read(spark: SparkSession, delta: Any, target: str) -> TableState:
-    """Return the state in segmentlog's newest commit. Other commits (OPTIMIZE, VACUUM) hold none."""
+def _read_state(spark: SparkSession, delta: Any, target: str) -> TableState:
+    """Return the state in the newest commit of segmentlog. Commits of OPTIMIZE and VACUUM do not contain a state."""
     for row in delta.forPath(spark, target).history().select("userMetadata").toLocalIterator():
         with contextlib.suppress(msgspec.MsgspecError):
             return msgspec.json.decode(row["userMetadata"] or "", type=TableState)
-    raise SegmentlogError(f"{target}: no commit of the table holds its position; to rebuild the table: --rebuild")
+    why = "no commit of the table contains the position of an update"
+    raise SegmentlogError(f"{target}: {why}; to rebuild the table: --rebuild")
 
 
 @contextlib.contextmanager
-def _note(spark: SparkSession, state: TableState) -> Iterator[None]:
-    spark.conf.set(_NOTE, msgspec.json.encode(state).decode())
+def _attach_state(spark: SparkSession, state: TableState) -> Iterator[None]:
+    spark.conf.set(_USER_METADATA, msgspec.json.encode(state).decode())
     try:
         yield
     finally:
-        spark.conf.unset(_NOTE)
+        spark.conf.unset(_USER_METADATA)
 
 
 def _merge(table: Any, rows: TableRows, changes: Any) -> None:

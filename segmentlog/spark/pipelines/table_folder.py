@@ -8,7 +8,7 @@
 
 Rows and position change in one step: a rename replaces the old link by the new link. Every file has a new name in each
 version (files of untouched buckets are hard links). So a reader that lists one version, and opens its files through the
-link after an update, does not find them: it fails instead of mixing two versions.
+link after an update, does not find them. It then fails, and cannot mix two versions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,13 @@ from typing import Final
 import msgspec
 
 from segmentlog.errors import SegmentlogError
-from segmentlog.spark.pipelines.output_folders import data_files, locked, mounted_folder, sync_file, sync_folders
+from segmentlog.spark.pipelines.output_folders import (
+    hold_lock,
+    list_data_files,
+    resolve_mounted_folder,
+    sync_file,
+    sync_folders,
+)
 from segmentlog.spark.pipelines.run_history import Mark
 from segmentlog.storage.file_operations import replace_file
 from segmentlog.storage.fs import FileSystem
@@ -70,7 +76,7 @@ class TableFolder:
     """The link of one table and its versions."""
 
     def __init__(self, path: str, fs: FileSystem | None = None) -> None:
-        self.path = mounted_folder(path, "the table is a link that is renamed, and remote stores have no links")
+        self.path = resolve_mounted_folder(path, "the table is a link that is renamed, and remote stores have no links")
         parent, name = os.path.split(self.path)
         self._parent = parent
         self._target = f".{name}.versions"
@@ -79,12 +85,12 @@ class TableFolder:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Hold the lock. Raises `SegmentlogError` if the path is not a table, or if another update is running."""
+        """Hold the lock inside the block. Raises `SegmentlogError` if the path is not a table, or is locked."""
         if os.path.lexists(self.path) and not os.path.islink(self.path):
             raise SegmentlogError(f"{self.path}: the path exists, and it is not a table; choose another path")
         check_folder(self._versions)
         os.makedirs(self._versions, exist_ok=True)
-        with locked(f"{self._versions}/lock", "another update of the table"):
+        with hold_lock(f"{self._versions}/lock", "another update of the table"):
             yield
 
     def read(self) -> TableState | None:
@@ -100,7 +106,9 @@ class TableFolder:
         except (FileNotFoundError, msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
             raise SegmentlogError(f"{path}: it cannot be read ({error}); to rebuild the table: --rebuild") from None
         if state.format != FORMAT:
-            raise SegmentlogError(f"{path}: format {state.format}, and this version of segmentlog reads {FORMAT}")
+            raise SegmentlogError(
+                f"{path}: it has format {state.format}, and this version of segmentlog reads only format {FORMAT}"
+            )
         if state.version != version or state.buckets < 1:
             why = f"it names version {state.version} and {state.buckets} buckets in the folder of version {version}"
             raise SegmentlogError(f"{path}: {why}; to rebuild the table: --rebuild")
@@ -126,8 +134,8 @@ class TableFolder:
         return f"{self._versions}/v{version:06d}"
 
     def next_version(self) -> int:
-        """Return the number after that of the newest version."""
-        return max((self._current() or 0, *self._numbers())) + 1
+        """Return the number of the newest version, plus 1."""
+        return max((self._current() or 0, *self._list_versions())) + 1
 
     def work_folder(self) -> str:
         """Return the folder to which Spark writes changed buckets."""
@@ -135,9 +143,9 @@ class TableFolder:
 
     def paths(self, state: TableState, buckets: set[int]) -> list[str]:
         """Return the paths of the buckets' files. Raises `UntrustedPath` if one is not a regular file."""
-        return [self._file(state, file) for file in state.files if file.bucket in buckets]
+        return [self._check_file(state, file) for file in state.files if file.bucket in buckets]
 
-    def _file(self, state: TableState, file: TableFile) -> str:
+    def _check_file(self, state: TableState, file: TableFile) -> str:
         path = f"{self.folder(state.version)}/{file.name}"
         if not is_plain_file(path):
             raise UntrustedPath(path, "the file is missing; to rebuild the table: --rebuild")
@@ -146,7 +154,7 @@ class TableFolder:
     def sweep(self) -> None:
         """Delete the files of interrupted updates, and all versions except the current and the previous."""
         current = self._current() or 0
-        previous = max((number for number in self._numbers() if number < current), default=0)
+        previous = max((number for number in self._list_versions() if number < current), default=0)
         for name in os.listdir(self._versions):
             match = _VERSION.fullmatch(name)
             path = f"{self._versions}/{name}"
@@ -157,7 +165,7 @@ class TableFolder:
             else:
                 os.unlink(path)
 
-    def _numbers(self) -> list[int]:
+    def _list_versions(self) -> list[int]:
         return [int(match[1]) for name in os.listdir(self._versions) if (match := _VERSION.fullmatch(name))]
 
     def build(self, state: TableState, before: TableState | None, touched: set[int]) -> TableState:
@@ -169,10 +177,10 @@ class TableFolder:
         self._fs.mkdir(folder)
         suffix = f"v{state.version:06d}"
         files = []
-        for number, source in enumerate(data_files(self.work_folder())):
+        for number, source in enumerate(list_data_files(self.work_folder())):
             match = _BUCKET.match(source)
             path = f"{self.work_folder()}/{source}"
-            bucket, rows = (int(match[1]) if match else -1), _rows_in(path)
+            bucket, rows = (int(match[1]) if match else -1), _count_rows(path)
             name = f"bucket-{bucket:05d}-{number:05d}-{suffix}.parquet" if match else f"empty-{suffix}.parquet"
             sync_file(self._fs, path)
             self._fs.rename(path, f"{folder}/{name}")
@@ -181,7 +189,7 @@ class TableFolder:
             if file.bucket >= 0 and file.bucket not in touched:
                 assert before is not None
                 name = re.sub(r"v\d+\.parquet$", f"{suffix}.parquet", file.name)
-                _link(self._file(before, file), f"{folder}/{name}")
+                _link(self._check_file(before, file), f"{folder}/{name}")
                 files.append(TableFile(name, file.bucket, file.rows))
         shutil.rmtree(self.work_folder(), ignore_errors=True)
         state = msgspec.structs.replace(state, files=files)
@@ -197,7 +205,7 @@ class TableFolder:
         self._fs.sync_folder(self._parent)
 
 
-def _rows_in(path: str) -> int:
+def _count_rows(path: str) -> int:
     import pyarrow.parquet
 
     return int(pyarrow.parquet.read_metadata(path).num_rows)

@@ -46,7 +46,10 @@ class TableRows:
         """Column names in the table for the record's own columns."""
 
     def latest(self, records: DataFrame | None) -> DataFrame:
-        """Return the last record of each key and partition, with the number of ``records`` and the ``first`` offset."""
+        """Return the last record of each key and partition.
+
+        Column ``records`` is the number of its records, and ``first`` is their first offset.
+        """
         if records is None:
             fields = [*(StructField(name, kind) for name, kind in _OWN.items()), _VALUE]
             records = self._spark.createDataFrame([], StructType(fields))
@@ -88,8 +91,8 @@ class TableRows:
             F.lit(True).alias("was"),
         )
 
-    def shaped(self, rows: DataFrame, *others: str) -> DataFrame:
-        """Return rows with the columns of the table, and ``others``."""
+    def to_table_columns(self, rows: DataFrame, *others: str) -> DataFrame:
+        """Return rows with the columns that the table has, followed by the columns ``others``."""
         if self._payload is None:
             value = [F.col("value")]
         else:
@@ -98,8 +101,8 @@ class TableRows:
         return rows.select(key, *value, *rest, *others)
 
 
-def winners(rows: DataFrame) -> DataFrame:
-    """Return the latest row of each key, and whether the table had a row of the key before (``was``).
+def select_latest(rows: DataFrame) -> DataFrame:
+    """Return the latest row of each key. Its column ``was`` is true if the table had a row of the key before.
 
     In a partition the row with the highest offset is the latest; among partitions, the row with the latest timestamp.
     """
@@ -113,9 +116,9 @@ def winners(rows: DataFrame) -> DataFrame:
     return outer.select("key", "best.partition", "best.last.*", "was")
 
 
-def merged(existing: DataFrame, changes: DataFrame) -> DataFrame:
-    """Return the rows after the changes."""
-    return winners(existing.unionByName(changes.select(existing.columns))).where("NOT deleted")
+def apply_changes(existing: DataFrame, changes: DataFrame) -> DataFrame:
+    """Return the rows of a table after the changes."""
+    return select_latest(existing.unionByName(changes.select(existing.columns))).where("NOT deleted")
 
 
 def count_changes(existing: DataFrame, changes: DataFrame) -> Changes:
@@ -125,7 +128,7 @@ def count_changes(existing: DataFrame, changes: DataFrame) -> Changes:
     both = affected.withColumn("stays", F.lit(True)).unionByName(
         changes.select(*_META).withColumn("stays", F.lit(False))
     )
-    counts = winners(both).agg(
+    counts = select_latest(both).agg(
         F.expr("count_if(NOT was AND NOT deleted)").alias("inserted"),
         F.expr("count_if(was AND NOT deleted AND NOT stays)").alias("updated"),
         F.expr("count_if(was AND deleted)").alias("deleted"),

@@ -13,11 +13,11 @@ from segmentlog.errors import InvalidConfig
 from segmentlog.spark.pipelines.json_columns import (
     JSON_OPTIONS,
     METADATA,
-    as_blob,
-    as_timestamp,
-    column,
-    json_columns,
+    find_column,
+    parse_json_columns,
     require_schema,
+    to_blob,
+    to_timestamp,
 )
 from segmentlog.spark.pipelines.pipeline_queries import (
     RECORD_COLUMNS,
@@ -29,7 +29,7 @@ from segmentlog.spark.pipelines.pipeline_queries import (
     run_incremental,
     write_topic,
 )
-from segmentlog.spark.spark_errors import explained
+from segmentlog.spark.spark_errors import explain_spark_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -43,13 +43,17 @@ _DATE: Final = "date"
 Mode = Literal["errorifexists", "append", "overwrite"]
 
 
-class Place(msgspec.Struct, frozen=True):
-    """A source or sink of Spark."""
+class SparkEndpoint(msgspec.Struct, frozen=True):
+    """Source or sink of Spark: the arguments of `spark.read` or `df.write`."""
 
     format: str
     path: str | None = None
     """None for formats without a path, such as ``jdbc``."""
     options: Mapping[str, str] = {}
+
+
+Place = SparkEndpoint
+"""Former name of `SparkEndpoint`."""
 
 
 class RecordShape(msgspec.Struct, frozen=True):
@@ -83,12 +87,12 @@ class RowShape(msgspec.Struct, frozen=True):
 # ---------------------------------------------------------------- import
 
 
-@explained()
+@explain_spark_errors()
 def import_rows(
     spark: SparkSession,
     path: str,
     topic: str,
-    source: Place,
+    source: SparkEndpoint,
     shape: RecordShape = RecordShape(),  # noqa: B008 - frozen
     *,
     schema: str | None = None,
@@ -113,12 +117,12 @@ def import_rows(
     if incremental is not None and source.format in _FILES and os.path.isfile(source.path or ""):
         raise InvalidConfig("path", source.path, "a folder: an incremental import reads each new file of it once")
     rows = _read(spark, source, schema, streaming=incremental is not None)
-    records = _records_of(rows, shape)
+    records = _build_records(rows, shape)
     ensure_topic(path, topic, create)
     return write_topic(records, path, topic, incremental=incremental, allow_null_values=shape.tombstones)
 
 
-def _read(spark: SparkSession, source: Place, ddl: str | None, *, streaming: bool) -> DataFrame:
+def _read(spark: SparkSession, source: SparkEndpoint, ddl: str | None, *, streaming: bool) -> DataFrame:
     options = {**_READ_OPTIONS.get(source.format, {}), **source.options}
     if streaming:
         stream = spark.readStream.format(source.format).options(**options)
@@ -133,28 +137,28 @@ def _read(spark: SparkSession, source: Place, ddl: str | None, *, streaming: boo
     return reader.load(source.path)
 
 
-def _records_of(rows: DataFrame, shape: RecordShape) -> DataFrame:
-    value = F.to_json(F.struct("*"), JSON_OPTIONS) if shape.value is None else as_blob(rows, shape.value)
+def _build_records(rows: DataFrame, shape: RecordShape) -> DataFrame:
+    value = F.to_json(F.struct("*"), JSON_OPTIONS) if shape.value is None else to_blob(rows, shape.value)
     columns = [value.alias("value")]
     if len(shape.key) == 1:
-        columns.append(as_blob(rows, shape.key[0]).alias("key"))
+        columns.append(to_blob(rows, shape.key[0]).alias("key"))
     elif shape.key:
-        parts = F.struct(*(column(rows, name).alias(name) for name in shape.key))
+        parts = F.struct(*(find_column(rows, name).alias(name) for name in shape.key))
         columns.append(F.to_json(parts, JSON_OPTIONS).alias("key"))
     if shape.timestamp is not None:
-        columns.append(as_timestamp(rows, shape.timestamp).alias("timestamp"))
+        columns.append(to_timestamp(rows, shape.timestamp).alias("timestamp"))
     return rows.select(*columns)
 
 
 # ---------------------------------------------------------------- export
 
 
-@explained()
+@explain_spark_errors()
 def export_records(
     spark: SparkSession,
     path: str,
     topic: str,
-    sink: Place,
+    sink: SparkEndpoint,
     shape: RowShape = RowShape(),  # noqa: B008 - frozen
     *,
     start: str = "earliest",
@@ -183,7 +187,7 @@ def export_records(
     if sink.format == "csv" and not (shape.text or shape.json_values):
         accepted = "combined with text or json_values (--text or --json-values): CSV cannot hold bytes"
         raise InvalidConfig("format", "csv", accepted)
-    rows = _rows_of(spark, path, topic, sink, shape, start, _DATE in partition_by, incremental is not None)
+    rows = _build_rows(spark, path, topic, sink, shape, start, _DATE in partition_by, incremental is not None)
     options = {**_WRITE_OPTIONS.get(sink.format, {}), **sink.options}
     if incremental is None:
         return run_batch(
@@ -197,11 +201,11 @@ def export_records(
     return run_incremental(spark, writer, incremental)
 
 
-def _rows_of(
+def _build_rows(
     spark: SparkSession,
     path: str,
     topic: str,
-    sink: Place,
+    sink: SparkEndpoint,
     shape: RowShape,
     start: str,
     with_date: bool,
@@ -222,7 +226,7 @@ def _rows_of(
     columns = ["value", *(METADATA[name] for name in needed)]
     # Read values as binary: text that is not UTF-8 then becomes a row of nulls, like other invalid JSON.
     records = read_topic(spark, path, topic, columns, start=start, streaming=streaming)
-    rows = json_columns(records, schema, needed, strict=shape.strict)
+    rows = parse_json_columns(records, schema, needed, strict=shape.strict)
     if with_date:
         rows = rows.withColumn(_DATE, F.to_date("_timestamp"))
         rows = rows if shape.metadata else rows.drop("_timestamp")

@@ -26,13 +26,13 @@ from segmentlog.inspection.split_inspection import (
     SegmentResult,
     inspect_job,
     list_segment_jobs,
-    split,
+    split_jobs,
 )
 from segmentlog.inspection.store_inspection import inspect_store, list_topics
 from segmentlog.objects.bucket.url import is_url
 from segmentlog.objects.replica.remote_store import open_store_files
 from segmentlog.objects.tier.remote_reader import remote_segments_readable
-from segmentlog.spark.store_opener import Place, opened_for_task, place_of
+from segmentlog.spark.store_opener import StoreLocation, open_for_task, resolve_location
 from segmentlog.storage.fs import FileSystem
 
 if TYPE_CHECKING:
@@ -72,7 +72,10 @@ class VerifyReport(msgspec.Struct, frozen=True):
     size_bytes: int
     seconds: float
     segments_on_driver: int
-    """Segments that the driver read itself, because they changed meanwhile or their epochs decrease. Many are slow."""
+    """Segments that the driver inspected again, because they changed meanwhile or their epochs decrease.
+
+    A high number makes the verification slow.
+    """
 
 
 def verify(spark: SparkSession, path: str, topic: str, *, on_progress: OnProgress | None = None) -> VerifyReport:
@@ -85,7 +88,7 @@ def verify(spark: SparkSession, path: str, topic: str, *, on_progress: OnProgres
     Raises `StoreVersionError`, `UnknownTopic`, `StoreNotShared`, OSError.
     """
     started = time.perf_counter()
-    place = Place(place_of(path), (topic,))
+    place = StoreLocation(resolve_location(path), (topic,))
     with open_store_files(place.path, place.only_topics) as (fs, folder):
         if topic not in list_topics(fs, folder):
             raise UnknownTopic(topic)
@@ -96,12 +99,12 @@ def verify(spark: SparkSession, path: str, topic: str, *, on_progress: OnProgres
     if on_progress is not None:
         on_progress(tally.size_bytes, tally.size_bytes)
     seconds = time.perf_counter() - started
-    return VerifyReport(topic, findings, *tally.counts(), seconds, known.inspected_here)
+    return VerifyReport(topic, findings, *tally.counts(), seconds, known.inspected_locally)
 
 
 def _inspect_in_tasks(
     spark: SparkSession,
-    place: Place,
+    place: StoreLocation,
     folder: str,
     topic: str,
     jobs: Sequence[SegmentJob],
@@ -111,7 +114,7 @@ def _inspect_in_tasks(
     if not jobs:
         return []
     context = spark.sparkContext
-    shares = split(jobs, context.defaultParallelism)
+    shares = split_jobs(jobs, context.defaultParallelism)
     done_bytes = context.accumulator(0)
     todo = context.parallelize(shares, len(shares)).map(partial(_inspect_share, place, folder, topic, done_bytes))
     with _progress(done_bytes, sum(job.size_bytes for job in jobs), on_progress):
@@ -120,34 +123,30 @@ def _inspect_in_tasks(
         # If the folder is missing on the driver too, the topic was deleted, and the inspection reports that.
         if isinstance(result, str) and os.path.isdir(f"{folder}/{topic}"):
             raise StoreNotShared(f"{folder}/{topic}", result)
-    return [looked for result in results if not isinstance(result, str) for looked in result]
+    return [segment for result in results if not isinstance(result, str) for segment in result]
 
 
 def _inspect_share(
-    place: Place, folder: str, topic: str, done_bytes: Accumulator[int], share: Sequence[SegmentJob]
+    place: StoreLocation, folder: str, topic: str, done_bytes: Accumulator[int], share: Sequence[SegmentJob]
 ) -> list[SegmentResult] | str:
     """Inspect a share of the segments. Runs on an executor.
 
-    Return the results, with the paths in the driver's ``folder``, or the name of this host if the folder does not exist
-    on it. That is not an exception: Spark would retry the task, and bury the message in a hundred lines.
+    Return the results, with paths in the driver's ``folder``. If the folder does not exist on this host, return the
+    name of the host: after an exception Spark would retry the task, and print the message among a hundred lines.
     """
     with contextlib.ExitStack() as stack:
-        fs, here = FileSystem(), folder
+        fs, local_folder = FileSystem(), folder
         if is_url(place.path):
-            store = stack.enter_context(opened_for_task(place))
-            fs, here = store.fs, store.path
+            store = stack.enter_context(open_for_task(place))
+            fs, local_folder = store.fs, store.path
         elif not os.path.isdir(f"{folder}/{topic}"):
             return socket.gethostname()
         else:
             stack.enter_context(remote_segments_readable(fs))
-        moved = [replace(job, path=here + job.path.removeprefix(folder)) for job in share]
-        found = [
-            replace(looked, path=folder + looked.path.removeprefix(here))
-            for job in moved
-            if (looked := inspect_job(fs, job)) is not None
-        ]
+        jobs = [replace(job, path=local_folder + job.path.removeprefix(folder)) for job in share]
+        results = [result for job in jobs if (result := inspect_job(fs, job)) is not None]
     done_bytes.add(sum(job.size_bytes for job in share))
-    return found
+    return [replace(result, path=folder + result.path.removeprefix(local_folder)) for result in results]
 
 
 @contextlib.contextmanager
@@ -158,11 +157,11 @@ def _progress(done_bytes: Accumulator[int], total_bytes: int, on_progress: OnPro
         return
     stopped = threading.Event()
 
-    def tell() -> None:
+    def report_progress() -> None:
         while not stopped.wait(_PROGRESS_PAUSE_S):
             on_progress(min(done_bytes.value, total_bytes), total_bytes)
 
-    thread = threading.Thread(target=tell, name="segmentlog-progress", daemon=True)
+    thread = threading.Thread(target=report_progress, name="segmentlog-progress", daemon=True)
     thread.start()
     try:
         yield

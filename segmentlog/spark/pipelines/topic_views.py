@@ -15,15 +15,15 @@ from segmentlog.objects.bucket.error_messages import without_secrets
 from segmentlog.spark.pipelines.json_columns import (
     JSON_OPTIONS,
     METADATA,
-    as_blob,
-    json_columns,
-    mentions,
-    narrowed,
-    schema_of,
+    may_mention,
+    narrow_schema,
+    parse_json_columns,
+    resolve_schema,
+    to_blob,
 )
 from segmentlog.spark.pipelines.pipeline_queries import QueryReport, read_topic, run_batch
-from segmentlog.spark.source_options import A_VIEW
-from segmentlog.spark.spark_errors import SparkFailed, explained
+from segmentlog.spark.source_options import VIEW_STATEMENT
+from segmentlog.spark.spark_errors import SparkFailed, explain_spark_errors
 from segmentlog.spark.store_opener import open_on_driver
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ _COUNT_ALL: Final = re.compile(r"count\s*\(\s*\*\s*\)", re.IGNORECASE)
 _ENDINGS: Final = {"parquet": "parquet", "csv": "csv", "json": "json", "ndjson": "json", "jsonl": "json", "orc": "orc"}
 
 
-@explained()
+@explain_spark_errors()
 def query(
     spark: SparkSession, path: str, text: str, *, schemas: Mapping[str, str] | None = None, strict: bool = False
 ) -> DataFrame:
@@ -54,11 +54,11 @@ def query(
         SparkFailed: the query is not valid SQL, or names a column that does not exist.
     """
     schemas = schemas or {}
-    topics = _topics(path)
+    topics = _list_topics(path)
     for name in schemas:
         if name not in topics:
             raise UnknownTopic(name, _unknown_topic_reason(path, topics))
-    mentioned = _mentioned(topics, text)
+    mentioned = _find_mentioned(topics, text)
     try:
         return _run(spark, path, text, mentioned, schemas, strict)
     except AnalysisException as error:
@@ -70,7 +70,7 @@ def query(
             raise UnknownTopic(name, _unknown_topic_reason(path, topics)) from error
         if condition.startswith("UNSUPPORTED_INSERT"):
             why = "a query only reads topics; to INSERT, create a view on the source segmentlog"
-            raise SparkFailed(f"{why}: {A_VIEW}") from error
+            raise SparkFailed(f"{why}: {VIEW_STATEMENT}") from error
         if not condition.startswith("UNRESOLVED_COLUMN"):
             raise
     # Run it again with all columns: it fails again, but Spark's message then suggests the names of all columns.
@@ -91,7 +91,7 @@ def save(
     """
     form = form or _ENDINGS.get(to.rpartition(".")[2].lower())
     if form is None:
-        raise InvalidConfig("format", None, f"named, because {to!r} does not end with a format: parquet, csv, json ...")
+        raise InvalidConfig("format", None, f"give a format, such as parquet; {to!r} does not end with one")
     options = {"header": "true"} if form == "csv" else {}
     return run_batch(rows, lambda counted: counted.write.format(form).mode(mode).options(**options), to)
 
@@ -101,18 +101,18 @@ def as_json(rows: DataFrame) -> DataFrame:
     return rows.select(F.to_json(F.struct("*"), JSON_OPTIONS).alias("json"))
 
 
-def printable(rows: DataFrame) -> DataFrame:
+def format_for_display(rows: DataFrame) -> DataFrame:
     """Return rows for display: structs, arrays and maps as JSON, times in the session's time zone."""
     plain = rows.toDF(*(f"c{at}" for at in range(len(rows.columns))))  # a join may have two columns of one name
     kinds = [field.dataType for field in plain.schema.fields]
     shown = [
-        as_blob(plain, name) if not isinstance(kind, NumericType | BooleanType) else plain[name]
+        to_blob(plain, name) if not isinstance(kind, NumericType | BooleanType) else plain[name]
         for name, kind in zip(plain.columns, kinds, strict=True)
     ]
     return plain.select(*shown).toDF(*rows.columns)
 
 
-def _topics(path: str) -> list[str]:
+def _list_topics(path: str) -> list[str]:
     with open_on_driver(path) as store:
         return store.topics()
 
@@ -121,11 +121,8 @@ def _unknown_topic_reason(path: str, topics: list[str]) -> str:
     return f"it does not exist in {without_secrets(path)} (existing topics: {', '.join(topics[:20]) or 'none'})"
 
 
-def _mentioned(topics: list[str], text: str) -> list[str]:
-    """Return the topics that a query may name.
-
-    A false positive is harmless: it costs reading a sample of the topic.
-    """
+def _find_mentioned(topics: list[str], text: str) -> list[str]:
+    """Return the topics that a query may name. A false positive only costs reading a sample of the topic."""
     found: dict[str, str] = {}
     for flags in (re.IGNORECASE, 0):
         # Spark ignores case. If topics differ only in case, the query means the topic with its exact spelling.
@@ -153,8 +150,8 @@ def _run(
     try:
         for topic in topics:
             if topic.lower() not in taken:
-                schema = schema_of(spark, path, topic, schemas.get(topic))
-                _view(spark, path, topic, schema, text if narrow else None, strict).createOrReplaceTempView(
+                schema = resolve_schema(spark, path, topic, schemas.get(topic))
+                _read_view(spark, path, topic, schema, text if narrow else None, strict).createOrReplaceTempView(
                     f"`{topic}`"
                 )
                 made.append(topic)
@@ -164,12 +161,14 @@ def _run(
             spark.catalog.dropTempView(topic)
 
 
-def _view(spark: SparkSession, path: str, topic: str, schema: StructType, text: str | None, strict: bool) -> DataFrame:
-    """Return the columns of a topic; with ``text``, only columns that it may mention, so that less is read."""
+def _read_view(
+    spark: SparkSession, path: str, topic: str, schema: StructType, text: str | None, strict: bool
+) -> DataFrame:
+    """Return the columns of a topic: all, or only those that the query ``text`` may mention, to read less."""
     metadata = list(METADATA)
     if text is not None:
-        schema = narrowed(schema, text)
+        schema = narrow_schema(schema, text)
         # Counting rows needs at least one column.
-        metadata = [name for name in metadata if mentions(name, text)] or ["_partition"]
+        metadata = [name for name in metadata if may_mention(name, text)] or ["_partition"]
     columns = [METADATA[name] for name in metadata] + (["value"] if schema.fields else [])
-    return json_columns(read_topic(spark, path, topic, columns), schema, metadata, strict=strict)
+    return parse_json_columns(read_topic(spark, path, topic, columns), schema, metadata, strict=strict)

@@ -249,7 +249,7 @@ def test_single_sign_on_that_has_expired(services: Services, tmp_path: Path, mon
         ("[profile work]\nregion = x\n", r"'work' is not valid: a profile with credentials; .* contain none for it"),
         ("[profile work]\nrole_arn = r\nsource_profile = nobody\n", r"gives credentials \(.*nobody"),
         ("[profile work]\ncredential_process = false\n", r"gives credentials \(.*retrieving credentials"),
-        ("[profile work\n", r"gives credentials \(Unable to parse config file"),
+        ("[profile work\n", r"gives credentials \(botocore: Unable to parse config file"),
     ],
 )
 def test_a_profile_that_cannot_be_used(

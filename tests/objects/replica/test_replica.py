@@ -206,7 +206,7 @@ def test_it_refuses_what_is_none_of_its_own(tmp_path: Path, store: LogStore, buc
         first.refresh()
         with pytest.raises(ShippingRefused, match="another process refreshes"):
             follow(bucket, tmp_path / "copy")
-    with pytest.raises(ShippingRefused, match="replica of another store"):
+    with pytest.raises(ShippingRefused, match="replica of another URL, store or set of topics"):
         follow(bucket, tmp_path / "copy", topics=["a"])
     for wrong in (0, -1, True, "1s"):
         with pytest.raises(InvalidConfig, match="interval_ms"):
@@ -366,7 +366,7 @@ def test_a_replica_takes_over(tmp_path: Path, store: LogStore, bucket: Counting)
     """In its folder, once nobody keeps it up: what it has does not come again; killed at any call it goes on."""
     with follow_after(store, bucket, tmp_path), pytest.raises(ShippingRefused, match="stop that process first"):
         take_over(bucket, str(tmp_path / "copy"), parallel=0)
-    with pytest.raises(ShippingRefused, match="replica of another store"):
+    with pytest.raises(ShippingRefused, match="replica of another URL"):
         take_over(_elsewhere(store), str(tmp_path / "copy"), parallel=0)
     wanted = contents(store)
     for calls in range(1, 1000, 3):

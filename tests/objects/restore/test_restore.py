@@ -155,7 +155,7 @@ def test_two_are_not_at_one_folder(tmp_path: Path, store: LogStore) -> None:
     ship(store, bucket)
 
     def another() -> None:
-        with pytest.raises(ShippingRefused, match="another process restores into"):
+        with pytest.raises(ShippingRefused, match="another process is restoring into"):
             restore(bucket, str(folder), parallel=0)
 
     bucket.meanwhile = another

@@ -309,5 +309,8 @@ def test_roles_of_the_first_machine(machine: Callable[[str], Machine], bucket: M
     assert find_role(bucket, fs, str(first.folder)) is Role.WAITING
     with LogStore(first.folder, background=False):
         assert find_role(bucket, fs, str(first.folder)) is Role.OWNER
+    status = first.cycle()
+    assert (status.role, status.error) == ("owner", "")
+    first.stop()
     first.serve()
     assert find_role(bucket, fs, str(first.folder)) is Role.OWNER

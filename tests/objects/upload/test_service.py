@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from objects.faulty_bucket import FAULTS
 from objects.shipping_trial import KINDS, Trial
-from seeds import seeds, share
+from seeds import fresh_seed, seeds, share
 
 ROUNDS = int(os.environ.get("SEGMENTLOG_SHIPPING_ROUNDS", "150"))
 STEPS = 60
@@ -41,5 +41,5 @@ def test_no_promise_is_broken(memory_path: Path, seed: int) -> None:
             error.add_note(f"seed {seed}, round {number}")
             raise
     print(f"{rounds} rounds: " + ", ".join(f"{kind} {count}" for kind, count in sorted(seen.items())))
-    if rounds >= 50:
+    if rounds >= 50 and seed != fresh_seed():  # what a fresh seed meets is luck
         assert not [kind for kind in _SEEN if not seen[kind]], "never tried"

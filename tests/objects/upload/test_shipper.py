@@ -122,7 +122,7 @@ def test_a_partition_that_failed_is_told_and_keeps_no_other(
     assert now.waiting["a/0"].startswith("shipped up to offset 1: a/0: refuses appends since ")
     assert shipper.stuck == {}, "it may be a matter of a moment"
     monkeypatch.setattr(shipper_module, "_PATIENCE_S", 0.05)
-    with pytest.raises(ShippingRefused, match="all others are: a/0: shipped up to offset 1: "):
+    with pytest.raises(ShippingRefused, match="which cannot be shipped: a/0: shipped up to offset 1: "):
         shipper.ship()
     assert list(shipper.stuck) == ["a/0"]
     assert restored(bucket, tmp_path / "restored") == {"a/0": [b"a 1"], "a/1": [], "b/0": [b"b 1", b"b 2"]}

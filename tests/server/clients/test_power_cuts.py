@@ -325,6 +325,7 @@ def test_transactions_of_java_go_on(server: MortalServer, start: Start) -> None:
     def count() -> int:
         return sum(line.startswith("committed") for line in client.told)
 
+    wait_until(lambda: count() >= 3, "it does not begin")
     for boot in range(4):
         if boot:
             server.lose_power()

@@ -94,7 +94,7 @@ class _Trial:
             return _Known(numbers, known.committed, known.aborted | known.current)
         if not known.current:
             return known
-        numbers = remote.end_transaction("app", known.numbers, committed=what == "commit", bumps=self.bumps)
+        numbers = remote.end_transaction("app", known.numbers, committed=what == "commit", bumps_epoch=self.bumps)
         if what == "commit":
             return _Known(numbers, known.committed | known.current, known.aborted)
         return _Known(numbers, known.committed, known.aborted | known.current)
@@ -110,7 +110,7 @@ class _Trial:
             if known.current and known.ends_with is None and self.rng.random() < 0.5:
                 known = self._step(store, "write", b"more", known)
             if known.current:
-                remote.end_transaction("app", known.numbers, committed=committed, bumps=self.bumps)
+                remote.end_transaction("app", known.numbers, committed=committed, bumps_epoch=self.bumps)
                 is_told = True
         except SegmentlogError:
             self.refused += 1

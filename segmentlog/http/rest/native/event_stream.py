@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 HEARTBEAT_S: Final = 15.0
 _POLL_S: Final = 1.0
 _CATCH_UP_S: Final = 0.05
-"""Interval at which a listener that is ahead of the ring polls."""
+"""Interval at which a listener whose positions are ahead of the ring tries to join it."""
 _HEADERS: Final = ((b"x-accel-buffering", b"no"),)
 
 
@@ -167,7 +167,7 @@ class _Stream:
             found: list[EventChunk] = []
             size = 0
             try:
-                check_partitions(broadcast.topic)  # raises also when the topic is gone
+                check_partitions(broadcast.topic)  # this also raises if the topic was deleted
                 for piece in read_events(
                     logs, broadcast.mark, listener.positions, broadcast.view, ends, self._first_partition
                 ):

@@ -32,7 +32,7 @@ _LINE_MAX: Final = 64 << 20
 
 
 async def append(request: RestRequest) -> RestResponse:
-    """Append the lines of the body. Each chunk is visible at once. An error response states what was appended."""
+    """Append the lines of the body. Readers get each chunk at once. An error response reports what was appended."""
     name = check_topic_name(request.path["topic"])
     request.check_topic(Operation.WRITE, name)
     query: AppendQuery = request.query
@@ -119,7 +119,7 @@ class LineAppender:
             del rest[:at]
 
     def finish(self) -> None:
-        """Append the remaining lines. The last line need not end."""
+        """Append the remaining lines. The last line needs no line end."""
         self.flush()
         block = bytes(self._buffer)
         self._buffer.clear()

@@ -48,7 +48,7 @@ def _start(log: Partition, query: ReadQuery) -> int:
 
 @contextmanager
 def _until_damage(found: list[bytes]) -> Iterator[None]:
-    """Stop at a damaged batch if there are records before it. A request that starts at the batch gets the error."""
+    """Suppress the error of a damaged batch if records were found before it: the next request gets the error."""
     try:
         yield
     except CorruptBatch:
@@ -119,7 +119,7 @@ def _pieces(request: RestRequest) -> Iterator[bytes]:
 
 
 def _merge_chunks(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """Merge small chunks: each costs a thread switch and a write."""
+    """Merge small chunks of lines, because each chunk costs a thread switch and a write."""
     found: list[bytes] = []
     size = 0
     try:
@@ -138,7 +138,7 @@ def _merge_chunks(pieces: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _render(log: Partition, start: int, query: ReadQuery) -> Iterator[bytes]:
-    """Yield lines up to the end at the start of the request, so that the response ends while producers append."""
+    """Yield lines up to the end offset at the start of the request. So the response ends while producers append."""
     end = log.end_offset(isolation=query.isolation, durable_only=query.durable_only)
     left: Any = query.max or float("inf")
     at = start
@@ -151,8 +151,10 @@ def _render(log: Partition, start: int, query: ReadQuery) -> Iterator[bytes]:
 
 
 def _read_some(log: Partition, at: int, end: int, left: Any, query: ReadQuery) -> tuple[list[bytes], int, Any]:
-    """Return lines, the offset after them and the number of records left. No batch stays in memory while a client
-    reads."""
+    """Return lines, the offset after them and the number of records left.
+
+    Between two calls no batch is in memory, however slowly the client reads.
+    """
     found: list[bytes] = []
     size = 0
     with LargeBatchSlot() as slot, _until_damage(found):

@@ -131,7 +131,7 @@ async def subscription(request: RestRequest) -> RestResponse:
 
 
 async def unsubscribe(request: RestRequest) -> RestResponse:
-    """Drop the subscription or the assignment."""
+    """Remove the subscription or the assignment."""
     async with _using(request) as instance:
         await request.work(instance.reader.unsubscribe)
     return no_content()
@@ -156,7 +156,7 @@ async def assignments(request: RestRequest) -> RestResponse:
 
 
 async def commit(request: RestRequest) -> RestResponse:
-    """Commit all returned records, or the given offsets, which are those of the last processed records."""
+    """Commit all returned records, or the given offsets: each is that of the last record the client has processed."""
     asked = await request.document()
     async with _using(request) as instance:
         positions = None
@@ -179,7 +179,7 @@ async def committed(request: RestRequest) -> RestResponse:
 
 
 async def seek(request: RestRequest) -> RestResponse:
-    """Move to offsets, or to times."""
+    """Seek to offsets, or to the first records at or after given times."""
     asked = await request.document()
     times = [_milliseconds(one.timestamp) for one in asked.timestamps]
     async with _using(request) as instance:
@@ -207,12 +207,12 @@ def _milliseconds(text: str) -> int:
 
 
 async def seek_to_beginning(request: RestRequest) -> RestResponse:
-    """Move to the first records."""
+    """Seek to the first records."""
     return await _seek_to(request, "earliest")
 
 
 async def seek_to_end(request: RestRequest) -> RestResponse:
-    """Move to the ends."""
+    """Seek to the end offsets."""
     return await _seek_to(request, "latest")
 
 
@@ -284,8 +284,10 @@ async def _gather(
 
 
 def _render(request: RestRequest, reader: InstanceReader, found: list[Record], name: str) -> bytes:
-    """Encode records as JSON. A record that cannot be encoded is read again by the next request, which gets the
-    error."""
+    """Encode records as JSON, up to the first record that cannot be encoded.
+
+    If that is the first record, raise `HttpProblem`. Otherwise the next request reads it again, and gets the error.
+    """
     lines: list[bytes] = []
     try:
         for record in found:

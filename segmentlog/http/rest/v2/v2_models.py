@@ -9,7 +9,7 @@ from msgspec import Meta, Raw, Struct, field
 from segmentlog.http.rest.endpoint_table import PartitionNumber
 
 ABSENT: Raw = cast(Raw, None)
-"""Stands for a key or value that the request omits. (JSON schemas cannot express a default that is a `Raw`.)"""
+"""Default of a key or value that the request omits. (JSON schemas cannot express a default that is a `Raw`.)"""
 
 # ---------------------------------------------------------------- topics
 

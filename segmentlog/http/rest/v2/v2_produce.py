@@ -85,7 +85,7 @@ def _json_records(found: Sequence[JsonRecord]) -> RecordLists:
 
 
 def _column(raws: list[Raw]) -> list[bytes | None] | None:
-    """Return the column to append; None if no record has it, as for most keys."""
+    """Return a column of the records to append; None if no record has a value in it, as is usual for keys."""
     if raws.count(ABSENT) == len(raws):
         return None
     if ABSENT in raws:

@@ -51,7 +51,7 @@ async def list_topics(request: RestRequest) -> RestResponse:
 
 
 async def get_topic(request: RestRequest) -> RestResponse:
-    """Return a topic and its configuration in Kafka's terms, which is empty without the right to see it."""
+    """Return a topic with its configuration, under Kafka's keys. Without the right to see it, it is empty."""
 
     def build_response() -> TopicInfo:
         topic = visible_topic(request)

@@ -10,7 +10,7 @@ _NULL = Raw(b"null")
 
 
 def _null() -> Raw:
-    """Return null. A function, so that the JSON schema contains no default."""
+    """Return null. This is a function because the JSON schema contains every default that is a value."""
     return _NULL
 
 
@@ -57,7 +57,7 @@ class EncodedSize(Struct, omit_defaults=True):
 
 
 class ProduceResponse(Struct, omit_defaults=True):
-    """Outcome of one record; 200 is success. The outcomes of several records follow each other."""
+    """Outcome of one record; the code 200 is success. The response to several records is a sequence of these."""
 
     error_code: int
     message: str | UnsetType = UNSET

@@ -149,7 +149,7 @@ class ReplicaList(Struct, kw_only=True):
 
 
 class ReassignmentList(Struct, kw_only=True):
-    """Always empty: each partition has one replica."""
+    """List of running reassignments. It is always empty: each partition has one replica."""
 
     kind: Literal["KafkaReassignmentList"] = "KafkaReassignmentList"
     metadata: ListMetadata
@@ -186,7 +186,7 @@ class TopicConfigList(Struct, kw_only=True):
 
 
 class BrokerConfigList(Struct, kw_only=True):
-    """Always empty: a server's settings are its command-line options."""
+    """List of broker settings. It is always empty: a server's settings are its command-line options."""
 
     kind: Literal["KafkaBrokerConfigList", "KafkaClusterConfigList"]
     metadata: ListMetadata

@@ -270,7 +270,7 @@ async def get_replica(request: RestRequest) -> RestResponse:
 
 
 async def list_broker_replicas(request: RestRequest) -> RestResponse:
-    """Return the replicas of the single broker, which are all."""
+    """Return the replicas of the single broker: one replica of every partition."""
     links = Links(request)
     check_broker(request)
 
