@@ -488,6 +488,11 @@ class LogStore(Clients):
             status = replica_status(self.path, fs=self._topics.fs, clock=self._topics.clock)
             if status is not None and status.error:
                 problems["replica"] = status.error
+            from segmentlog.objects.standby.machine_role import read_machine_role
+
+            role = read_machine_role(self._topics.fs, self.path, self._topics.clock.now_ms())
+            if role is not None and role.problem:
+                problems["standby"] = role.problem
         if (tiered := self._remote_reader.reader) is not None:
             problems |= tiered.health()
         return problems if self._shipping is None else problems | self._shipping.health()

@@ -8,7 +8,7 @@ import click
 
 import segmentlog
 from segmentlog.http.settings import HttpSettings
-from segmentlog.security.listen_rules import parse_address
+from segmentlog.security.listen_rules import parse_address, start_listening
 from segmentlog.security.security_settings import Security
 from segmentlog.server.supervisor import ServerPlan, SidecarProcess
 
@@ -35,8 +35,15 @@ def create_http_sidecar(
 
     def run(plan: ServerPlan, sock: socket.socket, status_fd: int, alive_fd: int) -> None:
         stop = stop_with_supervisor(alive_fd)
+        is_standby = plan.is_standby
+        if is_standby:
+            from segmentlog.server.standby_process import wait_for_replica
+
+            if not wait_for_replica(plan.path, stop, status_fd):
+                return
+            start_listening(sock)
         with (
-            segmentlog.open(plan.path) as store,
+            segmentlog.open(plan.path, create=not is_standby, read_only=is_standby, background=not is_standby) as store,
             HttpServer(store, host, port, settings=settings, security=plan.security, sock=sock) as server,
         ):
             send_heartbeats(stop, status_fd, lambda: server.is_alive, lambda: {"http": server.url})

@@ -142,7 +142,12 @@ def serve(
         security=security,
     )
     status = _StatusLine(log_format)
-    supervisor = Supervisor(plan, run, sidecar=beside, on_change=status.update)
+    processes = None
+    if plan.standby is not None:
+        from segmentlog.server.standby_process import STANDBY  # before the fork: its processes start at once
+
+        processes = STANDBY
+    supervisor = Supervisor(plan, run, sidecar=beside, standby=processes, on_change=status.update)
     is_clean = False
     try:
         supervisor.run()
@@ -153,7 +158,6 @@ def serve(
 
 def _standby_plan(url: str, silence_ms: int, refused_ms: int, interval_ms: int) -> StandbyPlan:
     from segmentlog.policy.takeover_decision import TakeoverSettings
-    from segmentlog.server import standby_process  # noqa: F401  imported before the fork: the processes start at once
     from segmentlog.server.supervisor import StandbyPlan
 
     settings = TakeoverSettings(silence_s=silence_ms / 1000, refused_s=refused_ms / 1000)
@@ -172,16 +176,17 @@ class _StatusLine:
         is_capable = sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
         self._has_status = is_capable and not self._is_json
         self._has_started = False
-        self._was_standby: bool | None = None
+        self._start_message = ""
         self._is_shown = False
         self._requests = 0.0
         self._at_s = 0.0
 
     def update(self, supervisor: Supervisor) -> None:
         """Update the status after an event, or after a second without one."""
-        if self._was_standby is not supervisor.is_standby and supervisor.is_ready:
-            self._has_started, self._was_standby = True, supervisor.is_standby
-            self._say(_start_message(supervisor))
+        message = _start_message(supervisor)
+        if message and message != self._start_message:
+            self._has_started, self._start_message = True, message
+            self._say(message)
         if self._has_status and self._has_started:
             now_s = time.monotonic()
             if now_s - self._at_s >= _STATUS_S:
@@ -214,14 +219,30 @@ class _StatusLine:
 
 
 def _start_message(supervisor: Supervisor) -> str:
+    """Return what the server does now: addresses and role. Empty as long as this is not known."""
+    path, standby, role = supervisor.plan.path, supervisor.plan.standby, ""
+    if standby is not None and not supervisor.is_standby:
+        role = f" as the owner of the store at {standby.url}"
+    elif standby is not None:
+        status, address = supervisor.standby_status, supervisor.bootstrap_servers
+        if status.get("role") == "waiting":
+            return (
+                f"{path}: waiting for a store at {standby.url}; start the server of the first machine with --ship"
+                f" {standby.url} --standby {standby.url}, or with --standby on its existing store ({address})"
+            )
+        if status.get("role") == "standby" and not status["is_complete"]:
+            return f"{path}: standby of {status['owner']}; downloading the store first ({address})"
+        if status.get("role") != "standby":
+            return ""
+        role = f" as a standby of {status['owner']}"
+    if not supervisor.is_ready:
+        return ""
     count = len(supervisor.nodes)
     some = f", {count} workers" if count > 1 else ""
     metrics = next((said["metrics"] for said in supervisor.statuses() if said.get("metrics")), None)
     told = f" (metrics: http://{metrics}/metrics)" if metrics else ""
     told += "".join(f" ({said['http']})" for said in supervisor.statuses() if "http" in said)
-    owner = next((said["owner"] for said in supervisor.statuses() if said.get("owner")), "")
-    role = f" as a standby of {owner}" if supervisor.is_standby else ""
-    return f"{supervisor.plan.path}: listening on {supervisor.bootstrap_servers}{some}{role}{told} ({CORE_NAME})"
+    return f"{path}: listening on {supervisor.bootstrap_servers}{some}{role}{told} ({CORE_NAME})"
 
 
 def _draw(text: str) -> None:

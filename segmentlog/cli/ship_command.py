@@ -31,13 +31,15 @@ if TYPE_CHECKING:
 @click.option("--max-bytes-per-second", "--limit", "limit", type=SIZE, metavar="SIZE",
               help="Limit upload bandwidth to SIZE bytes per second.")  # fmt: skip
 @click.option("--stop", is_flag=True, help="Stop shipping permanently, and remove the offset grants.")
+@click.option("--status", "wants_status", is_flag=True,
+              help="Ship nothing: print the owner, and what a takeover would lose now.")  # fmt: skip
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True,
               help="With --follow: format of the log lines on stderr.")  # fmt: skip
 @json_option
 @click.pass_context
 def ship(
     ctx: click.Context, url: str | None, topics: tuple[str, ...], follow: bool, interval: int, max_bytes: int | None,
-    limit: int | None, stop: bool, log_format: str, as_json: bool,
+    limit: int | None, stop: bool, wants_status: bool, log_format: str, as_json: bool,
 ) -> int:  # fmt: skip
     """Replicate the store to an object store at URL, and exit when everything is uploaded.
 
@@ -50,6 +52,10 @@ def ship(
       segmentlog ship s3://bucket/store --follow
       segmentlog ship file:///mnt/backup/store 'orders*'
     """
+    if wants_status:
+        if stop or follow or topics:
+            raise click.UsageError("--status cannot be combined with topic names, --follow or --stop")
+        return _print_status(ctx, url, as_json)
     if follow:
         from segmentlog.server.log_format import set_up_logs
 
@@ -72,6 +78,21 @@ def ship(
 
 
 _POLL_S = 0.2
+
+
+def _print_status(ctx: click.Context, url: str | None, as_json: bool) -> int:
+    with loading():
+        from segmentlog.cli.ship_status import print_ship_status, url_of_folder
+        from segmentlog.objects.bucket.url import open_bucket
+
+    folder = absolute(ctx.obj)
+    url = url or url_of_folder(folder)
+    if url is None:
+        raise click.UsageError(
+            f"{folder} is not shipped: give the URL, as in segmentlog ship --status s3://bucket/path"
+        )
+    print_ship_status(open_bucket(url), folder, as_json=as_json)
+    return 0
 
 
 def _read_url(store: LogStore) -> str | None:

@@ -20,7 +20,7 @@ from segmentlog.errors import (
     UnknownTopic,
 )
 from segmentlog.format.batch import MAX_RAW_SIZE
-from segmentlog.format.file_names import LOCK_FILE, QUARANTINE_FOLDER, STATE_FILE
+from segmentlog.format.file_names import LOCK_FILE, QUARANTINE_FOLDER, REPLICA_FILE, STATE_FILE
 from segmentlog.format.grant import OffsetGrant
 from segmentlog.format.scan import KnownBatches, SegmentContext
 from segmentlog.log.ledger import Ledger
@@ -463,11 +463,26 @@ class Handle:
         if self.is_stopped and not even_stopped:
             raise HandOverInProgress(self.log_name)
 
+    def _check_not_set_aside(self) -> None:
+        """Raise `UnknownTopic` unless the folder is still that of this log, or set `fenced` if it is a replica now.
+
+        A standby that sets a former owner's store aside moves the log together with its fence. A replica of the same
+        topic then has the folder's name, and no fence.
+        """
+        if self.is_in_place():
+            return
+        store = os.path.dirname(os.path.dirname(self.folder))
+        if not self.fs.exists(f"{store}/{REPLICA_FILE}"):
+            self._raise_replaced()
+        self.fenced, self.config_version = "another machine", _NEVER
+
     def refresh_config(self) -> None:
         """Reload the configuration if any process has changed it."""
         version = self.page.config_version
         if version != self.config_version:
             self._load_settings(version)
+            if not self.fenced and not self.read_only:
+                self._check_not_set_aside()
 
     def raise_local_error(self, error: OSError, outcome: str, *, appended: bool = False) -> None:
         """Raise `ProcessLimitError` if ``error`` comes from a limit or a missing right of this process; ignore other

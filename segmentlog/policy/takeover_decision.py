@@ -62,6 +62,8 @@ class TakeoverDecision(NamedTuple):
 
     is_due: bool
     reason: str
+    is_blocked: bool = False
+    """Whether the standby could not take over if the owner failed now."""
 
 
 class OwnerWatch:
@@ -129,27 +131,28 @@ class OwnerWatch:
         """Decide whether to take over now. ``is_complete``: whether the replica has been complete once."""
         now_s = self._clock_s
         if not is_complete:
-            return TakeoverDecision(False, "the replica is not complete yet")
+            return TakeoverDecision(False, "the replica is not complete yet", is_blocked=True)
         if not self._is_readable or self._unchanged_since_s is None:
-            return TakeoverDecision(False, "the manifest cannot be read: whether the owner still ships is unknown")
+            why = "the manifest cannot be read: whether the owner still ships is unknown"
+            return TakeoverDecision(False, why, is_blocked=True)
         if self._is_ended:
             return TakeoverDecision(
                 False, "the owner has ended shipping, and may have appended records since; a takeover would assign"
-                " their offsets a second time"
+                " their offsets a second time", is_blocked=True,
             )  # fmt: skip
         if self._is_handed_over:
             return TakeoverDecision(True, "the owner hands the store over")
         if not self._has_nodes:
             return TakeoverDecision(
                 False, "no server serves the store at the owner, so that nothing shows whether it works; to take over"
-                " by hand, use 'segmentlog takeover'"
+                " by hand, use 'segmentlog takeover'", is_blocked=True,
             )  # fmt: skip
         if self._silent_since_s is None:
             return TakeoverDecision(False, "the owner answers")
         if not self.answered_owner:
             return TakeoverDecision(
                 False, "the owner has never answered this machine: check that its address can be reached from here,"
-                " with the same TLS settings; to take over by hand, use 'segmentlog takeover'"
+                " with the same TLS settings; to take over by hand, use 'segmentlog takeover'", is_blocked=True,
             )  # fmt: skip
         for since_s, wanted_s, what in self._periods(self._silent_since_s):
             period_s = now_s - max(since_s, self._unchanged_since_s)

@@ -45,6 +45,30 @@ def listen(host: str, port: int) -> socket.socket:
     return sock
 
 
+def bind_again(sock: socket.socket) -> socket.socket:
+    """Close a listening socket of this process alone, and return a socket with the same address that does not listen:
+    connections are refused until `start_listening`.
+    """
+    address, family = sock.getsockname(), sock.family
+    sock.close()
+    again = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            again.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # as `socket.create_server`
+        again.bind(address)
+        again.setblocking(False)
+    except BaseException:
+        again.close()
+        raise
+    return again
+
+
+def start_listening(sock: socket.socket) -> None:
+    """Accept connections on a bound socket, for all processes that have it. Harmless if it listens already."""
+    sock.listen(_BACKLOG)
+
+
 def is_loopback(host: str) -> bool:
     """Return whether only this machine can reach a server that listens on ``host``.
 

@@ -75,9 +75,14 @@ class Broker:
         return self.cluster.own_id
 
     @property
+    def new_owner(self) -> str:
+        """The machine that has taken over the whole store; "" if there is none. Reads a small file."""
+        return new_owner_of(FileSystem(), self.store.path)
+
+    @property
     def is_taken_over(self) -> bool:
         """Whether another machine has taken over the whole store. Reads a small file, once for each client."""
-        return bool(new_owner_of(FileSystem(), self.store.path))
+        return bool(self.new_owner)
 
     @property
     def owner_binding(self) -> Binding | None:

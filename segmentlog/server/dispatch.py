@@ -109,6 +109,12 @@ class Dispatcher:
 
     def _handler(self, api_key: int) -> Handler:
         handler = self._handlers.get(api_key)
+        if handler is None and self._broker.cluster.is_standby:
+            from segmentlog.server.handlers.standby_refusals import REFUSALS
+
+            handler = REFUSALS.get(api_key)
+            if handler is not None:
+                self._handlers[api_key] = handler
         if handler is None:
             module, _, name = HANDLERS[api_key].partition(":")
             handler = getattr(importlib.import_module(f"segmentlog.server.handlers.{module}"), name)

@@ -77,6 +77,8 @@ class KafkaConnection:
         self.is_closed = False
         self.is_polling = False
         """A fetch of this connection waits for records; a connection has at most one such fetch."""
+        self.is_probe = False
+        """A standby asked on this connection whether this server is alive."""
         self.has_left = False
         """The client left while a request was in progress. The connection handles later requests without a response."""
         self._meter = meter or WorkerCounters()

@@ -41,6 +41,15 @@ _CHECK_INTERVAL_S: Final = 10.0
 _NO_ROOM_S: Final = 0.1
 _ENDED_S: Final = 1.0
 """Time for threads of closed connections to end."""
+_RESERVED: Final = 8
+"""Connections above the limits for machines that probe this server as its standby. Otherwise a server with very many
+clients looks dead to its standby."""
+_RESERVED_S: Final = 60.0
+"""Time after a probe in which its machine can use a reserved connection."""
+_PROBE_S: Final = 5.0
+"""Time after which a reserved connection is closed."""
+_PROBERS_MAX: Final = 64
+"""Maximum number of machines that have reserved connections."""
 
 
 class _Unauthenticated:
@@ -110,6 +119,8 @@ class KafkaListener:
         self._guests: ByAddress[_Unauthenticated] = ByAddress()
         self._loop = Loop(self._take_over)
         self._by_host: Counter[str] = Counter()
+        self._probers: dict[str, float] = {}
+        """Addresses of standbys, and `time.monotonic` of their last probe."""
         self._is_closed = False
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name="segmentlog-accept", daemon=True)
@@ -228,9 +239,10 @@ class KafkaListener:
             if not is_full and self.connection_count >= limits.connections:
                 silent = self._oldest_silent_locked()
                 is_full = silent is None
-            if not is_full:
+            is_reserved = is_full and self._has_reserved_locked(host)
+            if not is_full or is_reserved:
                 self._by_host[host] += 1
-        if is_full:
+        if is_full and not is_reserved:
             self._count_rejection(host, f"{host}: rejected: the limit of connections is reached")
             sock.close()  # close it after counting it: the metrics then include it when the client sees the close
             return
@@ -241,14 +253,24 @@ class KafkaListener:
         guest = self._count_unauthenticated(sock, host) if self._security.has_handshake else None
         try:
             if self._security.tls is None:
-                self._serve(self._connection(sock, host, ANONYMOUS, guest), guest)
+                self._serve(self._connection(sock, host, ANONYMOUS, guest, is_reserved=is_reserved), guest)
             else:
-                work = partial(self._serve_tls, sock, host, self._security.tls, guest)
+                work = partial(self._serve_tls, sock, host, self._security.tls, guest, is_reserved)
                 threading.Thread(target=work, name=f"segmentlog-{host}", daemon=True).start()
         except (OSError, RuntimeError) as error:  # the client has left, or no thread could be started
             sock.close()
             self._uncount(host, guest)
             self._count_rejection(host, f"{host}: rejected: {error}")
+
+    def _has_reserved_locked(self, host: str) -> bool:
+        """Return whether this address may have a connection above the limits: that of a standby."""
+        limits, last_s = self._limits, self._probers.get(host)
+        return (
+            last_s is not None
+            and time.monotonic() - last_s < _RESERVED_S
+            and self.connection_count < limits.connections + _RESERVED
+            and self._by_host[host] < limits.connections_per_address + _RESERVED
+        )
 
     def _oldest_silent_locked(self) -> KafkaConnection | None:
         """Return the oldest connection that never sent a byte, of the address with the most of these, or None."""
@@ -292,11 +314,14 @@ class KafkaListener:
             if not self._by_host[host]:
                 del self._by_host[host]
 
-    def _serve_tls(self, sock: socket.socket, host: str, tls: ServerTls, guest: _Unauthenticated | None) -> None:
+    def _serve_tls(
+        self, sock: socket.socket, host: str, tls: ServerTls, guest: _Unauthenticated | None, is_reserved: bool
+    ) -> None:
         """Do the TLS handshake in a thread, because a client may be slow, and then serve the connection."""
         try:
             wrapped = self._handshake(tls, sock, guest)
-            self._serve(self._connection(wrapped, host, principal_of(wrapped) or ANONYMOUS, guest), guest)
+            principal = principal_of(wrapped) or ANONYMOUS
+            self._serve(self._connection(wrapped, host, principal, guest, is_reserved=is_reserved), guest)
         except (OSError, ssl.SSLError, ValueError) as error:
             self._meter.count_event(Event.TLS_FAILED)
             self._tls_refusals.report(host, error)
@@ -329,7 +354,7 @@ class KafkaListener:
     # ------------------------------------------------------------ connections
 
     def _connection(
-        self, sock: socket.socket, host: str, principal: Principal, guest: _Unauthenticated | None
+        self, sock: socket.socket, host: str, principal: Principal, guest: _Unauthenticated | None, *, is_reserved: bool
     ) -> KafkaConnection:
         limits, security = self._limits, self._security
         check_interval_s = min(_CHECK_INTERVAL_S, limits.patience_s, limits.idle_s, limits.authentication_s)
@@ -352,6 +377,8 @@ class KafkaListener:
         )  # fmt: skip
         if sasl is not None:
             frames.deadline_s = time.monotonic() + limits.authentication_s
+        if is_reserved:
+            frames.deadline_s = time.monotonic() + _PROBE_S
         return KafkaConnection(
             transport, frames, self._handle, client_host=host, principal=principal, sasl=sasl,
             limit_bytes=limits.request_bytes, unauthenticated_requests_max=limits.unauthenticated_requests,
@@ -396,6 +423,11 @@ class KafkaListener:
             guest = self._open.pop(connection, None)
             self._received_bytes += received
             self._sent_bytes += sent
+            if connection.is_probe:
+                self._probers.pop(connection.client_host, None)
+                self._probers[connection.client_host] = time.monotonic()
+                if len(self._probers) > _PROBERS_MAX:
+                    del self._probers[next(iter(self._probers))]
             self._ended.notify_all()
         self._uncount(connection.client_host, guest)
 

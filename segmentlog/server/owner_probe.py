@@ -1,7 +1,8 @@
 """Ask the server of a store's owner whether it is alive: one ApiVersions request to each of its ports.
 
-The request is answered before authentication. With TLS the certificate is not verified: whoever can forge an answer can
-only keep this standby from taking over, as by cutting the connection of the owner to the object store.
+The server answers the request before authentication, also at its limit of connections (`listener`). With TLS the probe
+does not verify the server's certificate. A forged answer needs the owner's id from the manifest, and can only keep this
+standby from taking over.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 import socket
 import ssl
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Final
 
 from segmentlog.format.manifest import Manifest
@@ -23,25 +24,58 @@ from segmentlog.server.codec.generated.api_versions import ApiVersionsRequest, A
 from segmentlog.server.codec.primitives import MalformedMessage
 from segmentlog.server.handlers.api_versions import OWNER_PROBE, owner_feature
 
-TIMEOUT_S: Final = 1.0
+CYCLE_S: Final = 1.0
+"""Longest time that one call of a probe takes."""
+TIMEOUT_S: Final = 4.0
+"""Time for an answer, half of the silence after which a standby takes over by default. A call returns earlier, and a
+later call finds the answer: an owner that is slow is not an owner that is gone."""
+_FIRST_S: Final = 0.25
+"""Time for the node that answered last time, before all others are probed, too. A healthy owner then gets one
+connection each cycle, and not one for each of its workers."""
 _API_VERSIONS: Final = 18
 _VERSION: Final = 3
 _ANSWER_MAX_BYTES: Final = 1 << 16
-_THREADS_MAX: Final = 16
+_THREADS_MAX: Final = 64
+"""As many as a server can have workers: all are probed at the same time."""
 
 
 class OwnerProbe:
     """Probes the nodes of an owner, all at the same time. Use it in one thread, and close it."""
 
-    def __init__(self, security: Security, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, security: Security, *, cycle_s: float = CYCLE_S, timeout_s: float = TIMEOUT_S) -> None:
+        self._cycle_s = cycle_s
         self._timeout_s = timeout_s
         self._tls = None if security.tls_cert is None else _client_context(security)
         self._pool = ThreadPoolExecutor(_THREADS_MAX, "segmentlog-probe")
+        self._running: dict[tuple[ServerNode, str], Future[ProbeResult]] = {}
+        """Probes that had not ended when the last call returned. The search for a host name has no time limit."""
+        self._answered: ServerNode | None = None
 
     def __call__(self, manifest: Manifest) -> Sequence[ProbeResult]:
-        """Return what a connection to each node of the manifest's owner showed, after ``timeout_s`` at the latest."""
-        owner = manifest.owner
-        return list(self._pool.map(lambda node: self._probe(node, owner.id), owner.nodes))
+        """Return what a connection to each node of the manifest's owner showed, after ``cycle_s`` at the latest.
+
+        If a node answers as the owner, the others may be left out.
+        """
+        ends_s = time.monotonic() + self._cycle_s
+        nodes, owner_id = manifest.owner.nodes, manifest.owner.id
+        running, self._running = self._running, {}
+        probes: dict[ServerNode, Future[ProbeResult]] = {}
+
+        def start(node: ServerNode) -> None:
+            if node not in probes:
+                probe = running.get((node, owner_id)) or self._pool.submit(self._probe, node, owner_id)
+                probes[node] = probe
+
+        start(self._answered if self._answered in nodes else nodes[0])
+        is_alive = _is_any_alive(probes.values(), time.monotonic() + _FIRST_S)
+        if not is_alive:
+            for node in nodes:
+                start(node)
+            is_alive = _is_any_alive(probes.values(), ends_s)
+        self._running = {(node, owner_id): probe for node, probe in probes.items() if not probe.done()}
+        if is_alive:
+            self._answered = next(node for node, probe in probes.items() if _result_of(probe) is ProbeResult.ALIVE)
+        return [_result_of(probe) for probe in probes.values()]
 
     def _probe(self, node: ServerNode, owner_id: str) -> ProbeResult:
         ends_s = time.monotonic() + self._timeout_s
@@ -57,8 +91,24 @@ class OwnerProbe:
             return ProbeResult.SILENT
 
     def close(self) -> None:
-        """End the threads."""
-        self._pool.shutdown(cancel_futures=True)
+        """Start no more probes. Threads that search for a host name may outlast the call."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _result_of(probe: Future[ProbeResult]) -> ProbeResult:
+    return probe.result() if probe.done() else ProbeResult.SILENT
+
+
+def _is_any_alive(probes: Iterable[Future[ProbeResult]], ends_s: float) -> bool:
+    """Wait until ``ends_s`` at the latest. Return whether a node has answered as the owner."""
+    left = set(probes)
+    while left:
+        done, left = wait(left, max(ends_s - time.monotonic(), 0), FIRST_COMPLETED)
+        if any(probe.result() is ProbeResult.ALIVE for probe in done):
+            return True
+        if not done:
+            return False
+    return False
 
 
 def _client_context(security: Security) -> ssl.SSLContext:

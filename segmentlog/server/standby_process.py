@@ -1,37 +1,49 @@
 """Processes of a server while another machine owns the store: one follows the owner, the others answer clients.
 
 The workers answer ApiVersions, Metadata and the search for coordinators from the replica, with the addresses of the
-owner's workers. They serve no records, and refuse everything else as a broker that does not lead the partition.
+owner's workers. They serve no records, and refuse everything else as a broker that does not lead the partition. Until
+the replica is complete, their ports refuse connections.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import socket
 import threading
+from typing import Final
 
 import msgspec
 
 import segmentlog
-from segmentlog.errors import ObjectStoreError, StoreFenced
+from segmentlog.errors import ObjectStoreError, ShippingRefused, StoreFenced
 from segmentlog.format.file_names import REPLICA_FILE, STORE_FILE
 from segmentlog.format.server_file import ServerNode
 from segmentlog.objects.bucket.url import open_bucket
+from segmentlog.objects.manifest.load import read_manifest
+from segmentlog.objects.ownership.binding import read_binding
+from segmentlog.objects.replica.replica import is_harmless
 from segmentlog.objects.standby.roles import Role, find_role
 from segmentlog.objects.standby.standby import Standby
-from segmentlog.objects.standby.status import read_standby_status
+from segmentlog.objects.standby.status import StandbyStatus, read_standby_status
+from segmentlog.security.listen_rules import start_listening
 from segmentlog.server.addresses import cluster_id_of
 from segmentlog.server.owner_probe import OwnerProbe
-from segmentlog.server.supervisor import FINISH_S, HEARTBEAT_S, ServerPlan
+from segmentlog.server.supervisor import FINISH_S, HEARTBEAT_S, ServerPlan, StandbyProcesses
 from segmentlog.server.worker import KafkaWorker
 from segmentlog.server.worker_cluster import STANDBY_ID, WorkerCluster, WorkerNode
 from segmentlog.server.worker_lifecycle import StopSignal, send_heartbeats, stop_with_supervisor
 from segmentlog.storage.fs import FileSystem
 
-_POLL_S = 0.2
-_LOCKED_OUT_S = 10.0
+logger = logging.getLogger("segmentlog.server")
+
+_POLL_S: Final = 0.2
+_LOCKED_OUT_S: Final = 10.0
+_ENDING_S: Final = 2.0
+"""Time for a cycle to end after a stop signal. A cycle that takes longer ends with the process; the next start resumes
+what it was doing."""
 
 
 def run_standby(plan: ServerPlan, nodes: list[WorkerNode], status_fd: int, alive_fd: int) -> None:
@@ -42,41 +54,92 @@ def run_standby(plan: ServerPlan, nodes: list[WorkerNode], status_fd: int, alive
     assert plan.standby is not None
     url = plan.standby.url
     stop = stop_with_supervisor(alive_fd)
-    with contextlib.suppress(ObjectStoreError):  # the cycles report it, and try again
-        find_role(open_bucket(url), FileSystem(), plan.path)
+    before = _first_status(plan.path, url)
     probe = OwnerProbe(plan.security)
     standby = Standby(
         url, plan.path, probe=probe, fence_store=lambda: _fence_store(plan.path, url),
         nodes=tuple(ServerNode(*node) for node in nodes), settings=plan.standby.settings,
         interval_ms=plan.standby.interval_ms,
     )  # fmt: skip
-    cycles = threading.Thread(target=_run_cycles, args=(standby, stop, status_fd), name="segmentlog-standby")
+    cycles = _Cycles(standby, before, stop, status_fd)
     cycles.start()
     try:
-        send_heartbeats(stop, status_fd, lambda: _is_working(cycles, standby), lambda: _report(standby))
+        send_heartbeats(stop, status_fd, lambda: True, cycles.report)
     finally:
-        cycles.join(FINISH_S)
-        standby.close()
+        cycles.join(_ENDING_S)
+        if not cycles.is_alive():
+            standby.close()
         probe.close()
+    if cycles.failure is not None:
+        raise cycles.failure
 
 
-def _run_cycles(standby: Standby, stop: StopSignal, status_fd: int) -> None:
-    while not stop.is_requested:
-        if standby.run_cycle().role == Role.OWNER.value:
-            # At once, not with the next heartbeat: clients wait for the owner.
-            with contextlib.suppress(OSError):
-                os.write(status_fd, json.dumps({"ready": True, **_report(standby)}).encode() + b"\n")
-            return
-        stop.wait(standby.interval_ms / 1000)
+def _first_status(path: str, url: str) -> StandbyStatus | None:
+    """Return role and owner before the first cycle, which may download the whole store.
+
+    Return None if the object store cannot be reached: the cycles report it, and try again.
+    """
+    bucket, fs = open_bucket(url), FileSystem()
+    binding = read_binding(fs, path)
+    if binding is not None and binding.topics:
+        why = f"only some topics of {path} are shipped, and a standby needs all: run segmentlog ship {url} '*'"
+        raise ShippingRefused(url, why)
+    try:
+        role = find_role(bucket, fs, path)
+        found = read_manifest(bucket)
+    except ObjectStoreError as error:
+        logger.warning("%s: the role of this machine is not known until the object store answers: %s", path, error)
+        return None
+    if role is Role.OWNER:
+        return None  # its cycle is short
+    if role in (Role.STANDBY, Role.WAITING) and not fs.exists(f"{path}/{REPLICA_FILE}"):
+        names = sorted(name for name in fs.listdir(path) if not is_harmless(name))
+        if names:
+            why = f"{path} is neither a store nor empty: it contains {names[0]}; use an empty or new folder"
+            raise ShippingRefused(url, why)
+    owner = "" if found is None else str(found[0].owner)
+    return StandbyStatus(url=bucket.url, role=_ROLES.get(role, role).value, owner=owner)
 
 
-def _is_working(cycles: threading.Thread, standby: Standby) -> bool:
-    return cycles.is_alive() or standby.status.role == Role.OWNER.value
+_ROLES: Final = {Role.FORMER_OWNER: Role.STANDBY}
+"""Roles as they are reported."""
 
 
-def _report(standby: Standby) -> dict[str, object]:
-    status = standby.status
-    return {"role": status.role, "owner": status.owner, "lag_records": status.lag_records}
+class _Cycles(threading.Thread):
+    """The thread that runs the cycles of a standby, and reports changes to the supervisor at once."""
+
+    def __init__(self, standby: Standby, before: StandbyStatus | None, stop: StopSignal, status_fd: int) -> None:
+        super().__init__(name="segmentlog-standby", daemon=True)
+        self._standby = standby
+        self._last = before
+        self._stop_signal = stop
+        self._status_fd = status_fd
+        self.failure: BaseException | None = None
+
+    def run(self) -> None:
+        standby, stop = self._standby, self._stop_signal
+        try:
+            while not stop.is_requested:
+                before, self._last = self._last, standby.run_cycle()
+                is_owner = self._last.role == Role.OWNER.value
+                if before is None or (before.role, before.owner) != (self._last.role, self._last.owner):
+                    # At once, not with the next heartbeat: clients wait for the owner.
+                    with contextlib.suppress(OSError):
+                        os.write(self._status_fd, json.dumps({"ready": True, **self.report()}).encode() + b"\n")
+                if is_owner:
+                    return
+                stop.wait(standby.interval_ms / 1000)
+        except BaseException as error:  # a bug: the process ends, and the supervisor starts it again
+            self.failure = error
+            stop.request()
+
+    def report(self) -> dict[str, object]:
+        """Return the status for the supervisor; without a role until it is known."""
+        status = self._last
+        if status is None or (status.role == Role.WAITING.value and status.error):
+            return {}
+        is_complete = status.role == Role.OWNER.value or _is_replica(FileSystem(), self._standby.path)
+        return {"role": status.role, "owner": status.owner, "is_complete": is_complete}
 
 
 def _fence_store(path: str, url: str) -> None:
@@ -86,15 +149,15 @@ def _fence_store(path: str, url: str) -> None:
 
 
 def run_standby_worker(
-    plan: ServerPlan, sockets: list[socket.socket], number: int, status_fd: int, alive_fd: int
+    plan: ServerPlan, sockets: list[socket.socket], nodes: list[WorkerNode], number: int, status_fd: int, alive_fd: int
 ) -> None:
     """Send clients to the owner of the store until SIGTERM, or until the supervisor ends."""
     stop = stop_with_supervisor(alive_fd)
-    _wait_for_replica(plan.path, stop, status_fd)
-    if stop.is_requested:
+    if not wait_for_replica(plan.path, stop, status_fd):
         return
     with segmentlog.open(plan.path, create=False, read_only=True, background=False) as store:
-        settings = msgspec.structs.replace(plan.settings, auto_create=False)
+        names = (*plan.settings.allowed_hosts, *(node.host for node in nodes))
+        settings = msgspec.structs.replace(plan.settings, auto_create=False, allowed_hosts=names)
         cluster_id = cluster_id_of(store.store_id)
         worker = KafkaWorker(store, sockets, _owner_cluster(plan.path, cluster_id), settings, plan.security, plan.host)
         metrics = None
@@ -114,6 +177,8 @@ def run_standby_worker(
                 **worker.broker.meter.totals(),
             }
 
+        for sock in sockets:
+            start_listening(sock)
         worker.start()
         try:
             send_heartbeats(stop, status_fd, lambda: worker.is_healthy(_LOCKED_OUT_S), status)
@@ -123,16 +188,24 @@ def run_standby_worker(
                 metrics.close()
 
 
-def _wait_for_replica(path: str, stop: StopSignal, status_fd: int) -> None:
-    """Wait until the folder is a replica that can be opened; send heartbeats without readiness meanwhile."""
+def wait_for_replica(path: str, stop: StopSignal, status_fd: int) -> bool:
+    """Wait until the folder is a replica that can be opened; send heartbeats without readiness meanwhile.
+
+    Return False if the stop was requested first.
+    """
     fs, waited_s = FileSystem(), HEARTBEAT_S
-    while not stop.is_requested and not (fs.exists(f"{path}/{REPLICA_FILE}") and fs.exists(f"{path}/{STORE_FILE}")):
+    while not stop.is_requested and not _is_replica(fs, path):
         if waited_s >= HEARTBEAT_S:
             waited_s = 0.0
             with contextlib.suppress(OSError):
                 os.write(status_fd, b"{}\n")
         stop.wait(_POLL_S)
         waited_s += _POLL_S
+    return not stop.is_requested
+
+
+def _is_replica(fs: FileSystem, path: str) -> bool:
+    return fs.exists(f"{path}/{REPLICA_FILE}") and fs.exists(f"{path}/{STORE_FILE}")
 
 
 def _owner_cluster(path: str, cluster_id: str) -> WorkerCluster:
@@ -140,3 +213,7 @@ def _owner_cluster(path: str, cluster_id: str) -> WorkerCluster:
     status = read_standby_status(FileSystem(), path)
     nodes = () if status is None else status.nodes
     return WorkerCluster(cluster_id, [WorkerNode(node.node_id, node.host, node.port) for node in nodes], STANDBY_ID)
+
+
+STANDBY: Final = StandbyProcesses(run_standby, run_standby_worker)
+"""For `Supervisor`."""

@@ -6,7 +6,9 @@
                   of its own
     standby       with --standby, while another machine owns the store: a process that follows the store and takes it
                   over (`standby_process`). The workers then send clients to the owner. When the role of the machine
-                  changes, the supervisor ends all processes and starts those of the new role, on the same ports
+                  changes, the supervisor ends all processes and starts those of the new role, on the same ports.
+                  The ports refuse connections until the machine knows its role, and a standby has a complete replica:
+                  clients then try their other bootstrap addresses at once
 
 The supervisor restarts a worker that dies. Its clients reconnect, and the records that it acknowledged are in the log.
 If a worker sends no heartbeat for `SILENT_S`, the supervisor kills it and then starts another: two processes must never
@@ -33,7 +35,15 @@ from segmentlog.clock import Clock
 from segmentlog.defaults import SHIP_INTERVAL_MS
 from segmentlog.errors import SegmentlogError
 from segmentlog.policy.takeover_decision import TakeoverSettings
-from segmentlog.security.listen_rules import check_safe, check_safe_to_report, check_tls_files, listen, parse_address
+from segmentlog.security.listen_rules import (
+    bind_again,
+    check_safe,
+    check_safe_to_report,
+    check_tls_files,
+    listen,
+    parse_address,
+    start_listening,
+)
 from segmentlog.security.security_settings import Security
 from segmentlog.server.addresses import ServerLock, warn_uncovered_names, worker_nodes
 from segmentlog.server.server_settings import ServerSettings
@@ -54,6 +64,8 @@ _PATIENCE_S: Final = FINISH_S + 5.0
 _STANDBY: Final = 0
 """Number of the process that follows the owner; workers have numbers from 1."""
 _OWNER: Final = "owner"
+_FOLLOWS: Final = frozenset(("waiting", "standby", "taking over"))
+"""Roles of a machine that is not the owner."""
 _SOON_S: Final = 1.0
 """A worker that dies earlier than this after its start is restarted with a growing delay."""
 _PAUSE_MAX_S: Final = 5.0
@@ -82,6 +94,8 @@ class ServerPlan(msgspec.Struct, frozen=True, kw_only=True):
     ship_interval_ms: int = SHIP_INTERVAL_MS
     standby: StandbyPlan | None = None
     """With this, the machine ships the store only while it is the owner, and follows the owner otherwise."""
+    is_standby: bool = False
+    """Whether another machine owns the store, or the role is not known yet. The supervisor sets it for each process."""
     settings: ServerSettings = ServerSettings()
     security: Security = Security()
 
@@ -130,6 +144,15 @@ WorkerMain = Callable[[ServerPlan, "list[socket.socket]", "list[WorkerNode]", in
 supervisor, and the pipe that ends with the supervisor."""
 
 
+class StandbyProcesses(NamedTuple):
+    """Main functions of the processes of a standby (`standby_process`)."""
+
+    follow: Callable[[ServerPlan, list[WorkerNode], int, int], None]
+    """Follows the owner. Arguments: plan, the workers of this machine, the status pipe to the supervisor, and the pipe
+    that ends with the supervisor."""
+    work: WorkerMain
+
+
 class Supervisor:
     """Starts and watches the workers of a server until a stop signal. Call `run` in the main thread of its process."""
 
@@ -139,6 +162,7 @@ class Supervisor:
         child: WorkerMain,
         *,
         sidecar: SidecarProcess | None = None,
+        standby: StandbyProcesses | None = None,
         on_change: Callable[[Supervisor], None] | None = None,
     ) -> None:
         security = plan.security.completed_from_store(plan.path)
@@ -151,11 +175,12 @@ class Supervisor:
         self.plan = plan
         self._worker_main = child
         self._sidecar = sidecar
+        self._standby = standby
         self._on_change = on_change
         self._sockets: list[socket.socket] = []
         self._sidecar_socket: socket.socket | None = None
         self.is_standby = plan.standby is not None
-        """Whether the machine's role is standby now. At first it is, until its process has found out the role."""
+        """Whether the machine is not the owner, or its role is not known yet."""
         # Create the store before the lock file makes its folder non-empty.
         if plan.standby is None or plan.ship is not None:
             open_store_file(FileSystem(), plan.path, True, Clock().now_ms())
@@ -172,6 +197,8 @@ class Supervisor:
             self._lock.write_addresses(self.bootstrap_servers, self.nodes)
             if sidecar is not None:
                 self._sidecar_socket = listen(sidecar.host, sidecar.port)
+            if self.is_standby:
+                self._stop_listening()
         except BaseException:
             self._close()
             raise
@@ -201,6 +228,14 @@ class Supervisor:
     def is_ready(self) -> bool:
         """Whether every child process serves."""
         return all(child.is_ready for child in self._children)
+
+    @property
+    def standby_status(self) -> dict[str, Any]:
+        """Last status of the process that follows the owner: role, owner, whether the replica is complete.
+
+        Empty in the role of the owner, and before the process knows the role.
+        """
+        return next((child.status for child in self._children if child.number == _STANDBY), {})
 
     # ------------------------------------------------------------ running
 
@@ -232,19 +267,41 @@ class Supervisor:
 
     def _has_new_role(self) -> bool:
         if self.is_standby:
-            return any(child.status.get("role") == _OWNER for child in self._children if child.number == _STANDBY)
-        return any(child.status.get("is_fenced") for child in self._children)
+            return self.standby_status.get("role") == _OWNER
+        return any(child.status.get("new_owner") for child in self._children)
 
     def _change_role(self, wake_read: int) -> None:
         """End all processes, and start those of the other role."""
+        assert self.plan.standby is not None
+        if self.is_standby:
+            logger.info("%s: this machine is the owner of the store at %s", self.plan.path, self.plan.standby.url)
+        else:
+            owner = next(child.status["new_owner"] for child in self._children if child.status.get("new_owner"))
+            logger.warning("%s: %s has taken over the store; this machine is a standby now", self.plan.path, owner)
         self._finish(wake_read)
         self._end_at_once()
         self.is_standby = not self.is_standby
-        logger.warning("%s: this server is the %s now", self.plan.path, "standby" if self.is_standby else "owner")
+        if self.is_standby:
+            self._stop_listening()
+        else:
+            # Before the workers start: clients that connect now wait for them.
+            for sock in self._all_sockets:
+                start_listening(sock)
         self._children = self._new_children()
         if not self._stops:
             for child in self._children:
                 self._start(child)
+
+    def _stop_listening(self) -> None:
+        """Keep the ports, but refuse connections. No child process may have the sockets."""
+        for index, sock in enumerate(self._sockets):
+            self._sockets[index] = bind_again(sock)
+        if self._sidecar_socket is not None:
+            self._sidecar_socket = bind_again(self._sidecar_socket)
+
+    @property
+    def _all_sockets(self) -> list[socket.socket]:
+        return [*self._sockets, *([] if self._sidecar_socket is None else [self._sidecar_socket])]
 
     def _stop(self, number: int, frame: object) -> None:
         self._stops += 1
@@ -314,7 +371,8 @@ class Supervisor:
                     child.status = json.loads(line)
                     child.is_ready |= bool(child.status.get("ready"))
             child.has_hung_up = True
-        if not self.was_ready and self.is_ready:
+        is_standby_known = self.standby_status.get("role") in _FOLLOWS
+        if not self.was_ready and (is_standby_known if self.is_standby else self.is_ready):
             self.was_ready = True
             if self._on_change is not None:
                 self._on_change(self)
@@ -374,30 +432,32 @@ class Supervisor:
         finally:
             os._exit(code)  # do not unwind the supervisor's frames in the worker
 
-    def _run_worker(self, sockets: list[socket.socket], number: int, status_fd: int) -> None:
-        plan = self.plan
-        if self.is_standby:
-            from segmentlog.server.standby_process import run_standby_worker
+    def _plan_of_role(self) -> ServerPlan:
+        if self.plan.standby is None:
+            return self.plan
+        ship = None if self.is_standby else self.plan.standby.url
+        return msgspec.structs.replace(self.plan, ship=ship, is_standby=self.is_standby)
 
-            run_standby_worker(plan, sockets, number, status_fd, self._alive_read)
-            return
-        if plan.standby is not None:
-            plan = msgspec.structs.replace(plan, ship=plan.standby.url)
-        self._worker_main(plan, sockets, self.nodes, number, status_fd, self._alive_read)
+    def _run_worker(self, sockets: list[socket.socket], number: int, status_fd: int) -> None:
+        plan = self._plan_of_role()
+        work = self._worker_main
+        if self.is_standby:
+            assert self._standby is not None
+            work = self._standby.work
+        work(plan, sockets, self.nodes, number, status_fd, self._alive_read)
 
     def _run_standby(self, status_fd: int) -> None:
-        from segmentlog.server.standby_process import run_standby
-
-        for sock in (*self._sockets, *([] if self._sidecar_socket is None else [self._sidecar_socket])):
+        assert self._standby is not None
+        for sock in self._all_sockets:
             sock.close()
-        run_standby(self.plan, self.nodes, status_fd, self._alive_read)
+        self._standby.follow(self.plan, self.nodes, status_fd, self._alive_read)
 
     def _run_sidecar(self, status_fd: int) -> None:
         assert self._sidecar is not None
         assert self._sidecar_socket is not None
         for sock in self._sockets:
             sock.close()
-        self._sidecar.run(self.plan, self._sidecar_socket, status_fd, self._alive_read)
+        self._sidecar.run(self._plan_of_role(), self._sidecar_socket, status_fd, self._alive_read)
 
     # ------------------------------------------------------------ ending
 
@@ -425,7 +485,7 @@ class Supervisor:
                 child.pid = 0
 
     def _close(self) -> None:
-        for sock in (*self._sockets, *([] if self._sidecar_socket is None else [self._sidecar_socket])):
+        for sock in self._all_sockets:
             sock.close()
         self._lock.release()
 

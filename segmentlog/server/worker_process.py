@@ -36,7 +36,7 @@ def run(
             return {
                 "connections": worker.listener.connection_count,
                 "metrics": address,
-                "is_fenced": plan.standby is not None and worker.broker.is_taken_over,
+                "new_owner": "" if plan.standby is None else worker.broker.new_owner,
                 **worker.broker.meter.totals(),
             }
 

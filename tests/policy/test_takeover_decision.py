@@ -186,4 +186,4 @@ def test_the_reason_tells_how_long() -> None:
     assert watched.step([SILENT]).reason == "the owner has not answered for 1.0 s; it shipped last 2.0 s ago"
     for _ in range(7):
         last = watched.step([SILENT])
-    assert last == (True, "the owner does not answer, and it has shipped nothing for 8.0 s")
+    assert last == (True, "the owner does not answer, and it has shipped nothing for 8.0 s", False)

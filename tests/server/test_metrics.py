@@ -345,7 +345,7 @@ def test_the_page_has_every_metric() -> None:
     rows = re.findall(r"^\| `(segmentlog_\w+)` \| (\w+) \| (.*?) \| (.*) \|$", page, re.MULTILINE)
     assert rows == [
         (family.name, family.kind, ", ".join(f"`{label}`" for label in family.labels), family.help)
-        for family in (*definitions.WORKER, *definitions.STORE)
+        for family in (*definitions.WORKER, *definitions.STORE, *definitions.STANDBY)
     ]
 
 
@@ -355,11 +355,11 @@ def test_the_dashboard_asks_for_what_there_is(shipped: Server) -> None:
     expressions = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
     expressions += [one["query"]["query"] for one in dashboard["templating"]["list"] if one["type"] == "query"]
     _, text = get(address_of(shipped))
-    told = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
+    told = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE)) | {family.name for family in definitions.STANDBY}
     names = {re.sub(r"_(bucket|sum|count)$", "", name) for one in expressions
              for name in re.findall(r"\b((?:segmentlog|process)_\w+)", one)}  # fmt: skip
     assert names <= told
-    assert names >= {family.name for family in (*definitions.WORKER, *definitions.STORE)} - {
+    assert names >= {family.name for family in (*definitions.WORKER, *definitions.STORE, *definitions.STANDBY)} - {
         definitions.LOG_START.name, definitions.DURABLE.name, definitions.EPOCH.name, definitions.TOPICS.name,
         definitions.STORE_SECONDS.name,
     }  # fmt: skip

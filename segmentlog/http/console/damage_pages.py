@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Final
 
 from segmentlog.errors import SegmentlogError
 from segmentlog.http.console.pages import Console
+from segmentlog.objects.standby.machine_role import MachineRole, read_machine_role
 from segmentlog.security.viewer import Thing
+from segmentlog.storage.fs import FileSystem
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -58,9 +60,14 @@ class DamagePages:
             request, "damage.html", nav="damage", findings=findings[:_SHOWN_MAX], finding_count=len(findings),
             scrub=scrub, failed=[state for state in hurt if state.summary.has_failed][:_SHOWN_MAX],
             lost=sorted(lost, key=lambda one: -one[2].at_ms)[:_SHOWN_MAX], recoveries=shown_reports[:_SHOWN_MAX],
+             role=self._role() if sees_all else None,
              opened_count=len(recoveries) if sees_all else None, health=self._health(request) if sees_all else None,
              path=console.store_location(request), store_id=self._store.store_id,
         )  # fmt: skip
+
+    def _role(self) -> MachineRole | None:
+        path = self._store.path
+        return None if path is None else read_machine_role(FileSystem(), path, self._console.now_ms())
 
     def _health(self, request: Request) -> dict[str, str]:
         """Return current errors, without those about topics and producers that the principal may not see."""

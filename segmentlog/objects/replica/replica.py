@@ -150,7 +150,7 @@ class Replica:
             if fs.exists(f"{self.path}/{STORE_FILE}"):
                 why = f"{self.path} is a store; choose an empty or new folder for the replica"
                 raise ShippingRefused(self._bucket.url, why)
-            if names := [name for name in fs.listdir(self.path) if not _is_harmless(name)]:
+            if names := [name for name in fs.listdir(self.path) if not is_harmless(name)]:
                 why = f"{self.path} is not empty (it contains {names[0]}); choose an empty or new folder"
                 raise ShippingRefused(self._bucket.url, why)
             replace_file(fs, mark, json.dumps(content).encode() + b"\n")
@@ -272,7 +272,7 @@ def end_replica(fs: FileSystem, path: str, url: str, before_end: Callable[[], No
         fs.sync_folder(path)
 
 
-def _is_harmless(name: str) -> bool:
+def is_harmless(name: str) -> bool:
     """Return whether a file may be in the folder of a new replica: hidden, the machine's own, or left by a start that
     was interrupted.
     """

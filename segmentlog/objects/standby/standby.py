@@ -135,7 +135,7 @@ class Standby:
         decision = self._watch.decide(is_complete=self._is_complete)
         if decision.is_due:
             return self._take_over(decision.reason, decided_on=manifest.nonce)
-        return self._describe(manifest, Role.STANDBY, decision.reason)
+        return self._describe(manifest, Role.STANDBY, decision.reason, is_blocked=decision.is_blocked)
 
     @property
     def _now_s(self) -> float:
@@ -187,12 +187,13 @@ class Standby:
         logger.warning("%s: this machine is the owner of the store now", self.path)
         return self._describe(done.manifest, Role.OWNER, reason)
 
-    def _describe(self, manifest: Manifest, role: Role, reason: str) -> StandbyStatus:
+    def _describe(self, manifest: Manifest, role: Role, reason: str, *, is_blocked: bool = False) -> StandbyStatus:
         replica = None if self._replica is None else self._replica.status
         return StandbyStatus(
             url=self._bucket.url,
             role=role.value,
             reason=reason,
+            is_blocked=is_blocked,
             store_id=manifest.store_id,
             owner=str(manifest.owner),
             owner_epoch=manifest.owner.epoch,

@@ -24,6 +24,7 @@ class StandbyStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     role            "waiting", "standby", "taking over" or "owner"; see `roles.Role`
     reason          why it does not take over now, or why it did
+    is_blocked      whether it could not take over if the owner failed now, for this reason
     owner           host and epoch of the owner; empty if no store is shipped
     answered_owner  id of the owner whose server answered this machine last
     nodes           addresses of the owner's workers; empty if no server serves the store
@@ -38,6 +39,7 @@ class StandbyStatus(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     role: str
     reason: str = ""
+    is_blocked: bool = False
     store_id: str = ""
     owner: str = ""
     owner_epoch: int = 0

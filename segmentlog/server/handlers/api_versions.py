@@ -56,6 +56,8 @@ def api_versions(call: RequestContext, request: ApiVersionsRequest) -> ApiVersio
     ):
         return ApiVersionsResponse(error_code=ErrorCode.REBOOTSTRAP_REQUIRED)
     if request.client_software_name == OWNER_PROBE:
+        if call.connection is not None:
+            call.connection.is_probe = True
         return _owner_identity(call)
     return ApiVersionsResponse(
         api_keys=list(_advertised()),

@@ -54,6 +54,8 @@ def _find(call: RequestContext, key: str, key_type: int) -> Coordinator:
     if not call.may_see(thing, key):
         return _not_found(key, denied, "not authorized")
     node = call.broker.cluster.coordinator_of(key)
+    if node.node_id < 0:  # at a standby whose owner has no server
+        return _not_found(key, ErrorCode.COORDINATOR_NOT_AVAILABLE, "the owner of the store has no server")
     return Coordinator(key=key, node_id=node.node_id, host=node.host, port=node.port, error_message=None)
 
 

@@ -197,6 +197,8 @@ def describe_topic_partitions(
             response.next_cursor = Cursor(name, first)
             break
         found = view.describe(name, None, first, left + 1)
+        if found.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and call.broker.cluster.is_standby:
+            found.error_code = ErrorCode.LEADER_NOT_AVAILABLE
         page = found.partitions[:left]
         response.topics.append(
             DescribeTopicPartitionsResponseTopic(

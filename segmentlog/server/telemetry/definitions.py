@@ -149,6 +149,26 @@ COMMITTED: Final = Family("segmentlog_group_committed_offset", "gauge", _POSITIO
 LAG: Final = Family(
     "segmentlog_group_lag", "gauge", _POSITION, "Log end offset minus committed offset, without lost ranges"
 )
+ROLE: Final = Family(
+    "segmentlog_role", "gauge", ("role",),
+    "1 for what this machine is to the shipped store, 0 for all others: owner, standby, or taking over",
+)  # fmt: skip
+OWNER_EPOCH: Final = Family(
+    "segmentlog_owner_epoch", "gauge", (), "Epoch of the store's owner; each takeover increases it"
+)
+STANDBY_RECORDS: Final = Family(
+    "segmentlog_standby_lag_records", "gauge", (), "Offsets in the object store that this standby has not downloaded"
+)
+STANDBY_SECONDS: Final = Family(
+    "segmentlog_standby_lag_seconds", "gauge", (), "Time since this standby was up to date with the object store"
+)
+STANDBY_BLOCKED: Final = Family(
+    "segmentlog_standby_blocked", "gauge", (),
+    "1 while this standby could not take over if the owner failed; /readyz has the reason",
+)  # fmt: skip
+LAST_TAKEOVER: Final = Family(
+    "segmentlog_last_takeover_timestamp_seconds", "gauge", (), "When the present owner took the store over"
+)
 STORE_SECONDS: Final = Family(
     "segmentlog_store_scrape_duration_seconds", "gauge", (), "Time to read the metrics of the store"
 )
@@ -160,6 +180,9 @@ PARTITION: Final = (
 """Metrics of each partition, in the order of `store_metrics._values`."""
 STORE: Final = (
     TOPICS, PARTITIONS, UNREAD, *PARTITION, SHIPPED, UNSHIPPED, GROUP_STATE, GROUP_MEMBERS, GROUP_GENERATION, COMMITTED,
-    LAG, STORE_SECONDS,
+    LAG, ROLE, OWNER_EPOCH, STORE_SECONDS,
 )  # fmt: skip
-"""Metrics of the store, from the first worker only. The metrics of shipping exist only if the store is shipped."""
+"""Metrics of the store, from the first worker only. The metrics of shipping and of the role exist only if the store is
+shipped, or a standby."""
+STANDBY: Final = (STANDBY_RECORDS, STANDBY_SECONDS, STANDBY_BLOCKED, LAST_TAKEOVER)
+"""Metrics that only a standby has, and after a takeover the last one, on both machines."""

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 from segmentlog.errors import SegmentlogError
 from segmentlog.objects.ownership.binding import is_bound
+from segmentlog.objects.standby.machine_role import read_machine_role
+from segmentlog.objects.standby.roles import Role
 from segmentlog.server.telemetry import definitions
 from segmentlog.server.telemetry.text_format import labels_of, render
 from segmentlog.storage.fs import FileSystem
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 _STATES: Final = ("Stable", "Rebalancing", "Empty")
 _KINDS: Final = ("library", "kafka")
+_ROLES: Final = (Role.OWNER.value, Role.STANDBY.value, Role.TAKING_OVER.value)
 
 _Samples = list[tuple[str, float]]
 
@@ -37,6 +40,7 @@ class StoreTelemetry:
 
     def __init__(self, store: LogStore, clock: Clock) -> None:
         self._store = store
+        self._clock = clock
         self._partitions = PartitionStates(store, clock)
         self._fs = FileSystem()
         self._mutex = threading.Lock()
@@ -48,6 +52,7 @@ class StoreTelemetry:
             began_s = time.perf_counter()
             states, parts = self._render_partitions()
             parts += self._render_groups(states)
+            parts += self._render_role()
             parts.append(render(definitions.STORE_SECONDS, [("", time.perf_counter() - began_s)]))
             return "".join(parts)
 
@@ -79,6 +84,21 @@ class StoreTelemetry:
             parts.append(render(definitions.SHIPPED, zip(named, (offset for offset, _ in shipped), strict=True)))
             parts.append(render(definitions.UNSHIPPED, zip(named, (count for _, count in shipped), strict=True)))
         return states, parts
+
+    def _render_role(self) -> list[str]:
+        found = read_machine_role(self._fs, self._store.path, self._clock.now_ms())
+        if found is None:
+            return []
+        roles = [(labels_of(definitions.ROLE.labels, (role,)), int(found.role == role)) for role in _ROLES]
+        parts = [render(definitions.ROLE, roles), render(definitions.OWNER_EPOCH, [("", found.owner_epoch)])]
+        if found.role == Role.STANDBY.value:
+            parts.append(render(definitions.STANDBY_RECORDS, [("", found.lag_records)]))
+            if found.lag_s >= 0:
+                parts.append(render(definitions.STANDBY_SECONDS, [("", found.lag_s)]))
+            parts.append(render(definitions.STANDBY_BLOCKED, [("", int(bool(found.problem)))]))
+        if found.last_takeover_ms:
+            parts.append(render(definitions.LAST_TAKEOVER, [("", found.last_takeover_ms / 1000)]))
+        return parts
 
     def _render_groups(self, states: dict[tuple[str, int], PartitionState]) -> list[str]:
         def end_of(tp: TopicPartition) -> int | None:

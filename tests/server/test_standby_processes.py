@@ -1,0 +1,224 @@
+"""Two machines on loopback: the server of one ends in every way that there is, and the other takes over."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from waiting import wait_until
+
+import segmentlog
+from segmentlog.errors import StoreFenced
+
+confluent_kafka = pytest.importorskip("confluent_kafka")
+
+from server.standby_machines import Load, Machine, machines, start_pair  # noqa: E402  needs confluent_kafka
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[list[Machine]]:
+    """Two machines of one store, not started."""
+    with machines(tmp_path) as found:
+        yield found
+
+
+def _is_refused(machine: Machine) -> bool:
+    with socket.socket() as sock:
+        return sock.connect_ex(("127.0.0.1", machine.port)) != 0
+
+
+def test_a_killed_owner_is_replaced_and_comes_back_as_a_standby(pair: list[Machine]) -> None:
+    """Kill -9 of all processes: the standby continues the log, and the former owner follows it after its restart."""
+    owner, standby = pair
+    start_pair(owner, standby)
+    load = Load(pair)
+    load.wait_for_more()
+    owner.kill()
+    standby.wait_for("as the owner")
+    load.wait_for_new()
+    owner.start()
+    owner.wait_for("as a standby of")
+    load.wait_for_more()
+    load.stop()
+    assert owner.stop() == 0
+    assert standby.stop() == 0
+    load.check(standby.path)
+    (former,) = (owner.path / "@former").iterdir()
+    assert (former / "store.json").exists()
+    assert owner.lines[-1] == "stopped"
+
+
+def test_a_stopped_owner_is_fenced_and_becomes_the_standby(pair: list[Machine]) -> None:
+    """SIGSTOP, and SIGCONT after the takeover: it says so, and local programs cannot append there."""
+    owner, standby = pair
+    start_pair(owner, standby)
+    with segmentlog.open(owner.path, background=False) as local:
+        local.create_topic("local")
+        local.topic("local").partition(0).append([b"before"])
+        load = Load(pair)
+        load.wait_for_more()
+        owner.signal(signal.SIGSTOP)
+        standby.wait_for("as the owner")
+        load.wait_for_new()
+        owner.signal(signal.SIGCONT)
+        owner.wait_for("has taken over the store; this machine is a standby now")
+        owner.wait_for("as a standby of")
+        with pytest.raises(StoreFenced):
+            local.topic("local").partition(0).append([b"after"])
+    load.wait_for_more()
+    load.stop()
+    assert standby.stop() == 0
+    load.check(standby.path)
+
+
+def test_a_standby_that_is_first_waits_and_refuses_connections(pair: list[Machine]) -> None:
+    """It says what it waits for. Its port refuses connections until it has a replica, and sends clients away then."""
+    owner, standby = pair
+    standby.start()
+    line = standby.wait_for("waiting for a store at")
+    assert f"--ship {standby.url} --standby {standby.url}" in line
+    assert _is_refused(standby)
+    owner.start("--ship", owner.url)
+    owner.wait_for("as the owner")
+    standby.wait_for("as a standby of")
+    admin = confluent_kafka.Consumer({"bootstrap.servers": standby.address, "group.id": "g"})
+    with contextlib.closing(admin):
+        found = wait_until(lambda: admin.list_topics(timeout=10).brokers)
+    assert [(one.host, one.port) for one in found.values()] == [("127.0.0.1", owner.port)]
+    assert not (standby.path / "@former").exists()
+
+
+def test_sigterm_ends_each_role(pair: list[Machine]) -> None:
+    """A waiting machine, a standby and an owner end with status 0, and leave no process."""
+    owner, standby = pair
+    standby.start()
+    standby.wait_for("waiting for")
+    pids = standby.pids
+    assert standby.stop() == 0
+    start_pair(owner, standby)
+    pids += [*owner.pids, *standby.pids]
+    assert standby.stop() == 0
+    assert owner.stop() == 0
+    assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
+
+
+@pytest.mark.long
+def test_a_dead_supervisor_takes_its_processes_with_it(pair: list[Machine]) -> None:
+    """Kill -9 of the owner's supervisor alone: its workers end, and the standby takes over."""
+    owner, standby = pair
+    start_pair(owner, standby)
+    load = Load(pair)
+    load.wait_for_more()
+    assert owner.process is not None
+    owner.process.kill()
+    owner.finish()
+    standby.wait_for("as the owner")
+    load.wait_for_new()
+    load.stop()
+    assert standby.stop() == 0
+    load.check(standby.path)
+
+
+@pytest.mark.long
+def test_a_dead_worker_or_follower_changes_no_role(pair: list[Machine]) -> None:
+    """The supervisors restart them before the standby takes over, and no machine reports another role."""
+    owner, standby = pair
+    owner.start("--ship", owner.url)
+    owner.wait_for("as the owner")
+    standby.start("--standby-refused", "5s", "--standby-silence", "8s")
+    standby.wait_for("as a standby of")
+    for machine in pair:
+        for pid in machine.pids[1:]:
+            os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: sum("was started" in line for line in standby.lines) == 2, lambda: standby.log)
+    load = Load(pair)
+    load.wait_for_more()
+    load.stop()
+    assert sum("listening on" in line for line in standby.lines + owner.lines) == 2, standby.log
+    assert standby.status["role"] == "standby"
+
+
+@pytest.mark.long
+def test_of_two_standbys_one_takes_over(tmp_path: Path) -> None:
+    """The other follows the new owner, and takes over from it in turn."""
+    with machines(tmp_path, count=3) as found:
+        owner, *standbys = found
+        start_pair(owner, standbys[0])
+        standbys[1].start()
+        standbys[1].wait_for("as a standby of")
+        wait_until(lambda: bool(standbys[1].status["answered_owner"]))
+        load = Load(found)
+        load.wait_for_more()
+        owner.kill()
+        new = wait_until(lambda: next((one for one in standbys if "as the owner" in one.log), None))
+        other = standbys[1 - standbys.index(new)]
+        load.wait_for_new()
+        wait_until(lambda: other.status["role"] == "standby" and "epoch 2" in other.status["owner"], lambda: other.log)
+        wait_until(lambda: other.status["reason"] == "the owner answers", lambda: str(other.status))
+        new.kill()
+        other.wait_for("as the owner")
+        load.wait_for_new()
+        load.stop()
+        assert other.stop() == 0
+        load.check(other.path)
+
+
+def _fill_with_a_store(path: Path) -> None:
+    with segmentlog.open(path, background=False) as store:
+        store.create_topic("other")
+
+
+def _fill_with_files(path: Path) -> None:
+    path.mkdir()
+    (path / "notes.txt").write_text("mine")
+
+
+@pytest.mark.parametrize(
+    ("fill", "reason"), [(_fill_with_a_store, "is another store"), (_fill_with_files, "contains notes.txt")]
+)
+def test_a_folder_with_something_else_is_refused(
+    pair: list[Machine], fill: Callable[[Path], None], reason: str
+) -> None:
+    """The exit status is 1, the message names the folder, and the folder keeps what it has."""
+    owner, standby = pair
+    owner.start("--ship", owner.url)
+    owner.wait_for("as the owner")
+    fill(standby.path)
+    before = sorted(standby.path.rglob("*.json")) + sorted(standby.path.glob("*.txt"))
+    standby.start()
+    assert standby.finish() == 1
+    assert reason in standby.log
+    assert str(standby.path) in standby.log
+    assert sorted(standby.path.rglob("*.json")) + sorted(standby.path.glob("*.txt")) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "reason"),
+    [
+        (("--standby", "nowhere://x"), 1, "nowhere"),
+        (("--standby", "s3://a/b", "--ship", "s3://a/c"), 2, "same URL"),
+    ],
+)
+def test_a_wrong_url_is_refused(tmp_path: Path, arguments: tuple[str, ...], status: int, reason: str) -> None:
+    """The exit status is 1 for a URL that does not exist, and 2 for two that differ."""
+    command = [sys.executable, "-m", "segmentlog", "--dir", str(tmp_path / "m"), "serve", "--listen", "127.0.0.1:0"]
+    done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == status, done.stderr
+    assert reason in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_port_in_use_is_refused_at_the_start(pair: list[Machine]) -> None:
+    """Although the port of a standby does not listen at first."""
+    _, standby = pair
+    with socket.create_server(("127.0.0.1", standby.port)):
+        standby.start()
+        assert standby.finish() == 1
+    assert "cannot listen" in standby.log
