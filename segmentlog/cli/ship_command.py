@@ -81,11 +81,11 @@ _POLL_S = 0.2
 
 
 def _print_status(ctx: click.Context, url: str | None, as_json: bool) -> int:
-    with loading():
+    with exit_at_once_on_signals():
         from segmentlog.cli.ship_status import print_ship_status, url_of_folder
         from segmentlog.objects.bucket.url import open_bucket
 
-    folder = absolute(ctx.obj)
+    folder = resolve_folder(ctx.obj)
     url = url or url_of_folder(folder)
     if url is None:
         raise click.UsageError(
