@@ -18,6 +18,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "first-steps-python.md").read_text()
 WITHIN_S = 60.0
+REACTION_S = 0.5
+"""Time from a paste to Enter. A block must not depend on a shorter time."""
 
 
 def pasted(page: str) -> Iterator[tuple[str, str]]:
@@ -53,7 +55,9 @@ class Prompt:
     def paste(self, block: str) -> str:
         """Paste a block, press Enter, and return what the terminal shows until the prompt accepts a statement."""
         self._count += 1
-        os.write(self._terminal, f"{block}\nprint('end', 'of', {self._count})\n".encode())
+        os.write(self._terminal, block.encode())
+        time.sleep(REACTION_S)
+        os.write(self._terminal, f"\nprint('end', 'of', {self._count})\n".encode())
         end, shown, deadline = f"end of {self._count}\n", "", time.monotonic() + WITHIN_S
         while end not in shown:
             left_s = deadline - time.monotonic()
