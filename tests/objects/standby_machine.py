@@ -187,7 +187,8 @@ class StandbyMachine:
         trial.note("restores", self.label)
         trial.seen["standby begins a takeover"] += 1
         since_ms = max(self._answered_ms, trial.shelf.modified_ms[MANIFEST_KEY])
-        is_hasty = trial.clock.now_ms() - since_ms < 1000 * self._settings.refused_s
+        is_early = trial.clock.now_ms() - since_ms < 1000 * self._settings.refused_s
+        is_hasty = is_early and not trial.shelf.is_handed_over()
         self._done = take_over(*args, **options)
         if is_hasty and options["decided_on"]:
             trial.note("error", self.label, "it has taken over, and the owner answered or shipped just before")

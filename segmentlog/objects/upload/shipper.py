@@ -55,8 +55,8 @@ _PAUSE_S: Final = 0.02
 _PAUSE_MS: Final = 3_000
 """A time without a cycle that is longer than the interval by this much was a pause of the process."""
 _OWNER_CHECK_MS: Final = 5_000
-"""An idle shipper reads the manifest this often, to notice a takeover. A standby takes over after eight seconds: an idle
-former owner must not serve old records much longer than that."""
+"""An idle shipper reads the manifest this often, to notice a takeover: a standby takes over after eight seconds, and a
+former owner must not serve old records much longer."""
 
 
 Progress = Callable[[int, int], None]
