@@ -8,7 +8,14 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from segmentlog.cli.common import Progress, collect_signals, exit_at_once_on_signals, open_store, say
+from segmentlog.cli.common import (
+    Progress,
+    collect_signals,
+    exit_at_once_on_signals,
+    open_store,
+    require_local_folder,
+    say,
+)
 from segmentlog.cli.offsets_file import read_offsets
 from segmentlog.cli.option_types import DURATION_S, POSITION, SIZE, StartPosition, json_option
 from segmentlog.cli.table_output import show_json
@@ -81,11 +88,11 @@ _POLL_S = 0.2
 
 
 def _print_status(ctx: click.Context, url: str | None, as_json: bool) -> int:
-    with loading():
+    with exit_at_once_on_signals():
         from segmentlog.cli.ship_status import print_ship_status, url_of_folder
         from segmentlog.objects.bucket.url import open_bucket
 
-    folder = absolute(ctx.obj)
+    folder = resolve_folder(require_local_folder(ctx))
     url = url or url_of_folder(folder)
     if url is None:
         raise click.UsageError(

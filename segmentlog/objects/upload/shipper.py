@@ -52,8 +52,7 @@ _PATIENCE_S: Final = 3.0
 """A partition is stuck if none of its data could be shipped for this long, while other partitions were shipped."""
 _PAUSE_S: Final = 0.02
 _OWNER_CHECK_MS: Final = 5_000
-"""An idle shipper reads the manifest this often, to notice a takeover. A standby takes over after eight seconds: a former
-owner that is idle must not serve old records much longer than that."""
+"""An idle shipper reads the manifest this often, to notice a takeover. Until then a former owner serves old records."""
 
 
 Progress = Callable[[int, int], None]
