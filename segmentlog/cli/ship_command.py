@@ -8,7 +8,14 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from segmentlog.cli.common import Progress, collect_signals, exit_at_once_on_signals, open_store, say
+from segmentlog.cli.common import (
+    Progress,
+    collect_signals,
+    exit_at_once_on_signals,
+    open_store,
+    require_local_folder,
+    say,
+)
 from segmentlog.cli.offsets_file import read_offsets
 from segmentlog.cli.option_types import DURATION_S, POSITION, SIZE, StartPosition, json_option
 from segmentlog.cli.table_output import show_json

@@ -73,9 +73,7 @@ def _describe(bucket: Bucket, manifest: Manifest, path: str, now_ms: int) -> dic
 
 
 def _role_of_folder(bucket: Bucket, path: str, now_ms: int) -> dict[str, Any] | None:
-    """Return what the store or the replica in the folder is to the shipped store; None if it has nothing to do with
-    it.
-    """
+    """Return the role of the store or the replica in the folder; None if it belongs to another store."""
     fs = FileSystem()
     role = read_machine_role(fs, path, now_ms) if os.path.isdir(path) else None
     if role is None or role.url != bucket.url:
@@ -89,7 +87,7 @@ def _role_of_folder(bucket: Bucket, path: str, now_ms: int) -> dict[str, Any] | 
 
 
 def _count_unshipped(path: str) -> int | None:
-    """Return how many offsets of the store are not in the object store yet; None if that is not known."""
+    """Return the number of offsets that only the local disk has; None if it cannot be read."""
     import segmentlog
     from segmentlog.clock import Clock
     from segmentlog.topics.partition_states import PartitionStates
@@ -148,7 +146,7 @@ def _ago(at_ms: int, now_ms: int) -> str:
 
 
 def url_of_folder(path: str) -> str | None:
-    """Return the URL that the store, or the standby, in this folder is shipped from or to; None if there is none."""
+    """Return the URL to which the store in this folder is shipped, or which its standby follows; None without one."""
     fs = FileSystem()
     try:
         binding = read_binding(fs, path)

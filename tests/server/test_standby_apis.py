@@ -41,13 +41,13 @@ _ROUNDS = 12
 
 @pytest.fixture
 def standby(tmp_path: Path) -> Iterator[Broker]:
-    """The state of a standby's worker, whose owner has two workers."""
+    """Return the state of a standby's worker, whose owner has two workers."""
     yield from _broker(tmp_path, _OWNER)
 
 
 @pytest.fixture
 def orphan(tmp_path: Path) -> Iterator[Broker]:
-    """A standby whose owner has no server."""
+    """Return the state of a standby's worker, whose owner has no server."""
     yield from _broker(tmp_path, ())
 
 

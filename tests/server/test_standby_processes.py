@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,6 +19,7 @@ from waiting import wait_until
 
 import segmentlog
 from segmentlog.errors import StoreFenced
+from segmentlog.testing.ports import free_ports
 
 confluent_kafka = pytest.importorskip("confluent_kafka")
 
@@ -222,3 +226,63 @@ def test_a_port_in_use_is_refused_at_the_start(pair: list[Machine]) -> None:
         standby.start()
         assert standby.finish() == 1
     assert "cannot listen" in standby.log
+
+
+def _get(address: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(address, timeout=30) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def _ship_status(machine: Machine, *arguments: str) -> str:
+    command = [sys.executable, "-m", "segmentlog", "--dir", str(machine.path), "ship", "--status", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+def test_each_role_is_reported_everywhere(pair: list[Machine]) -> None:
+    """ship --status, /metrics, /readyz and the console show role, owner and lag, on both machines, and the takeover."""
+    owner, standby = pair
+    ports = {machine: (free_ports(1), free_ports(1)) for machine in pair}
+    options = {
+        machine: ("--metrics", f"127.0.0.1:{metrics}", "--http", f"127.0.0.1:{http}")
+        for machine, (metrics, http) in ports.items()
+    }
+    standby.start(*options[standby])
+    standby.wait_for("waiting for a store")  # the HTTP server must not create a store meanwhile
+    owner.start("--ship", owner.url, *options[owner])
+    owner.wait_for("as the owner")
+    standby.wait_for("as a standby of")
+    wait_until(lambda: standby.status["reason"] == "the owner answers")
+
+    def pages(machine: Machine) -> tuple[str, str]:
+        metrics, http = ports[machine]
+        assert _get(f"http://127.0.0.1:{metrics}/readyz") == (200, "ok\n")
+        page = _get(f"http://127.0.0.1:{http}/ui/damage")
+        assert page[0] == 200, page
+        return _get(f"http://127.0.0.1:{metrics}/metrics")[1], page[1]
+
+    metrics, page = pages(owner)
+    assert 'segmentlog_role{role="owner"} 1' in metrics
+    assert "segmentlog_owner_epoch 1" in metrics
+    assert "This machine is the owner of the store" in page
+    metrics, page = pages(standby)
+    assert 'segmentlog_role{role="standby"} 1' in metrics
+    assert "segmentlog_standby_lag_records 0" in metrics
+    assert "segmentlog_standby_blocked 0" in metrics
+    assert "segmentlog_last_takeover" not in metrics
+    assert "This machine is a standby" in page
+    text = _ship_status(owner)
+    assert "as the first owner" in text
+    assert "a takeover now loses 0 offsets" in text
+    assert "does not take over now: the owner answers" in _ship_status(standby)
+    owner.kill()
+    standby.wait_for("as the owner")
+    metrics, _ = pages(standby)
+    assert "segmentlog_owner_epoch 2" in metrics
+    assert "segmentlog_last_takeover_timestamp_seconds" in metrics
+    found = json.loads(_ship_status(standby, standby.url, "--json"))
+    assert (found["owner_epoch"], found["nodes"]) == (2, [standby.address])
+    assert found["last_takeover"]["at_ms"] >= found["since_ms"]
+    assert found["this_machine"]["role"] == "owner"

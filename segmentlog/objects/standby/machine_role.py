@@ -1,6 +1,6 @@
-"""What a machine is to the shipped store, from the files in its folder: for metrics, `health()` and pages.
+"""Role of this machine in the shipped store, as the files in its folder show it: for metrics, `health()` and pages.
 
-No request is sent to the object store. The roles are those of `roles.Role`, as far as the folder shows them.
+Reading it sends no request to the object store.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ FIRST_EPOCH: Final = 1
 
 
 class MachineRole(msgspec.Struct, frozen=True, kw_only=True):
-    """Role of a machine, and what it knows of the owner.
+    """Role of a machine, with the state of its standby.
 
-    role              "owner", "former owner", "standby", "waiting" or "taking over"
+    role              value of `roles.Role`
     owner             host and epoch of the owner; empty on the owner itself
-    owner_epoch       0 if it is not known
-    reason            why a standby does not take over now
-    lag_records       offsets in the object store that the standby does not have yet
-    lag_s             age of the state that the standby has; -1 if it is no standby, or has no state yet
-    last_takeover_ms  when the owner took the store over; 0 if no takeover is known
-    problem           why a standby could not take over if the owner failed now; empty if it could
+    owner_epoch       epoch of the owner; 0 if unknown
+    reason            last decision of the standby
+    lag_records       offsets that are in the object store only
+    lag_s             age of the standby's state; -1 without one
+    last_takeover_ms  time at which the owner took the store over; 0 if unknown
+    problem           reason why the standby cannot take over; empty if it can
     """
 
     role: str
@@ -45,7 +45,7 @@ class MachineRole(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_machine_role(fs: FileSystem, path: str, now_ms: int) -> MachineRole | None:
-    """Return the role of the machine whose store or replica is the folder ``path``; None if it has none."""
+    """Return the role of the machine whose store or replica is the folder ``path``; None without a role."""
     status = read_standby_status(fs, path)
     last_takeover_ms = 0
     if status is not None and status.owner_epoch > FIRST_EPOCH:

@@ -20,11 +20,11 @@ STALE_S: Final = 15.0
 
 
 class StandbyStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What a machine is to the shipped store, and what it knows of the owner. Times are wall clock, in milliseconds.
+    """Role of a machine in the shipped store, and its knowledge of the owner. Times are wall clock, in milliseconds.
 
     role            "waiting", "standby", "taking over" or "owner"; see `roles.Role`
     reason          why it does not take over now, or why it did
-    is_blocked      whether it could not take over if the owner failed now, for this reason
+    is_blocked      whether this reason makes a takeover impossible
     owner           host and epoch of the owner; empty if no store is shipped
     answered_owner  id of the owner whose server answered this machine last
     nodes           addresses of the owner's workers; empty if no server serves the store
