@@ -21,10 +21,10 @@ from segmentlog.format.grant import OffsetGrant
 from segmentlog.format.manifest import MANIFEST_KEY, Manifest, Owner, encode_manifest
 from segmentlog.format.server_file import ServerNode
 from segmentlog.objects.bucket.base import Bucket, PreconditionFailed
-from segmentlog.objects.bucket.upload_pool import new_nonce
+from segmentlog.objects.bucket.upload_pool import new_nonce, run_parallel
 from segmentlog.objects.manifest.load import require_manifest
 from segmentlog.objects.ownership.binding import Binding, folder_id, read_binding, write_binding
-from segmentlog.objects.ownership.claim import new_owner
+from segmentlog.objects.ownership.claim import FILES_PARALLEL, new_owner
 from segmentlog.objects.replica.replica import end_replica
 from segmentlog.objects.restore.restore import PARALLEL, Progress, Restore, Restored, restore
 from segmentlog.storage.file_operations import make_folders_durably
@@ -89,7 +89,7 @@ def take_over(
     )
     return restore(
         bucket, path, fs=fs, parallel=parallel, progress=progress,
-        before_store=lambda now: _write_grants(fs, path, bound, now),
+        before_store=lambda now: _write_grants(fs, path, bound, now, FILES_PARALLEL if parallel else 0),
     )  # fmt: skip
 
 
@@ -137,13 +137,16 @@ def _become_owner(
     raise ShippingRefused(bucket.url, f"the manifest changed {_TRIES} times during the takeover; try again")
 
 
-def _write_grants(fs: FileSystem, path: str, binding: Binding, manifest: Manifest) -> None:
+def _write_grants(fs: FileSystem, path: str, binding: Binding, manifest: Manifest, parallel: int) -> None:
     """Write the offset grants before the folder becomes a store, so that no log assigns offsets beyond its grant.
 
     Raise `StoreFenced` if the manifest names another owner.
     """
     if manifest.owner.id != binding.owner_id:
         raise StoreFenced(f"store {path}", str(manifest.owner))
-    for topic in manifest.topics:
-        for partition in topic.partitions:
-            write_grant(fs, f"{path}/{topic.name}/{partition.number}", OffsetGrant(partition.offset_grant))
+    grants = [
+        (f"{path}/{topic.name}/{partition.number}", OffsetGrant(partition.offset_grant))
+        for topic in manifest.topics
+        for partition in topic.partitions
+    ]
+    run_parallel(lambda grant: write_grant(fs, *grant), grants, parallel)
