@@ -293,10 +293,13 @@ def _is_extension(
     """Return whether the next entry only extends the current one: no byte that a reader may have read has changed."""
     if plan.end_offset < shipped.end_offset:
         return False
-    if any(chunk.end_offset > local.log_start_offset and not is_unchanged(chunk) for chunk in shipped.chunks):
-        return False
     keys = {segment.base_offset: segment.log.key for segment in plan.segments}
     chunked = {chunk.segment for chunk in chunks}
+    # A chunk before the log start counts as long as its segment stays: readers keep the file, and only extend it.
+    kept = keys.keys() | chunked
+    for chunk in shipped.chunks:
+        if (chunk.end_offset > local.log_start_offset or chunk.segment in kept) and not is_unchanged(chunk):
+            return False
     for segment in shipped.segments:
         key = keys.get(segment.base_offset)
         if key is None and segment.base_offset in chunked:

@@ -184,6 +184,7 @@ class StandbyMachine:
 
     def _take_over(self, *args: Any, **options: Any) -> Restored:
         trial = self._trial
+        self.drop_former()  # they may append again as soon as this machine is the owner
         trial.note("restores", self.label)
         trial.seen["standby begins a takeover"] += 1
         since_ms = max(self._answered_ms, trial.shelf.modified_ms[MANIFEST_KEY])

@@ -269,6 +269,20 @@ def test_another_generation_tells_that_chunks_were_replaced(same: bool) -> None:
     assert made.generation == first.generation, "what retention deletes is no replacement"
 
 
+@pytest.mark.parametrize("same", [True, False])
+def test_a_chunk_before_the_log_start_counts_while_its_segment_stays(same: bool) -> None:
+    """A reader keeps the file of the segment and only extends it, although the log starts in its middle."""
+    segments = (LocalSegment(0, 4, 300, True),)
+    local = LocalLog(0, 2, 4, (EpochStart(0, 0),), (), Compacted(), False, 0, segments)
+    first = manifest_entry(
+        local, None, plan_upload(local, None, {}), [Chunk(0, 0, 139, 0, 2, 0, 0, "")], (), 100
+    )  # fmt: skip
+    again = plan_upload(local, first, {}, first.chunks, is_unchanged=lambda chunk: same)
+    chunks = [Chunk(piece.segment, 0, piece.size_bytes, 2, 4, 1, 0, "") for piece in again.pieces]
+    made = manifest_entry(local, first, again, chunks, (), 100, is_unchanged=lambda chunk: same)
+    assert made.generation == first.generation + (not same)
+
+
 def test_what_is_kept_keeps_what_it_had_lost() -> None:
     """A truncation goes through a lost range, and the segments that are left have yet to be uploaded: what lies there
     until then is explained by the old range, and not by the one that took its place."""

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from objects.buckets import Memory
 from objects.standby.test_standby import ALIVE, REFUSED, Machine, bucket, machine, values
+from stores.make_format_1 import STORES, unpack
 
 from segmentlog.errors import ObjectStoreError, SegmentlogError, ShippingRefused, StoreFenced, UnknownTopic
 from segmentlog.format.manifest import MANIFEST_KEY
@@ -499,3 +500,25 @@ def test_a_takeover_by_hand_on_the_standby_s_machine(machine: Create, bucket: Me
     take_over(bucket, str(second.folder), parallel=0, clock=second.clock)
     assert second.cycle().role == "owner"
     assert sorted(os.listdir(second.folder / "t")) == ["0", "topic.json"]
+
+
+def test_a_store_of_format_1(machine: Create, bucket: Memory) -> None:
+    """An old release made it, with all kinds of records: it is taken over, and set aside, as any other."""
+    first, second = machine("m1"), machine("m2")
+    unpack(STORES / "closed.tar.gz", _made(first.folder))
+    folder = next(path.parent for path in first.folder.rglob("store.json"))
+    first.folder = folder
+    assert find_role(bucket, FS, str(folder)) is Role.OWNER
+    store = first.serve()
+    topics = store.topics()
+    assert len(topics) > 3
+    second.cycle()
+    second.probe_result = REFUSED
+    second.cycles_until("owner")
+    second.stop()
+    assert second.serve().topics() == topics
+    first.stop()
+    assert first.cycle().error == ""
+    for path in (folder, folder / "@former" / "1"):
+        with LogStore(path, background=False, read_only=True, clock=first.clock) as found:
+            assert found.topics() == topics
