@@ -164,6 +164,7 @@ _ERROR_GROUPS: Final = {
         errors.ShipUnconfirmed("orders/0", 10, 12, "no process ships this store"),
         errors.OffsetGrantExhausted("orders/0", 1_000_000),
         errors.StoreFenced("store /srv/data", "host-2"),
+        errors.HandOverInProgress("orders/0"),
         errors.ObjectStoreError("s3://bucket/store", "cannot put manifest.json", "access denied", False),
         errors.SegmentGone("s3://bucket/store", "segments/1/0/0-ab", "it does not exist"),
         errors.ConditionIgnored("s3://bucket/store", "manifest.json", "this object store ignores conditional writes"),

@@ -63,6 +63,9 @@ if TYPE_CHECKING:
     from segmentlog.errors import (
         GroupNotEmpty as GroupNotEmpty,
     )
+    from segmentlog.errors import (
+        HandOverInProgress as HandOverInProgress,
+    )
     from segmentlog.errors import InputMismatch as InputMismatch
     from segmentlog.errors import (
         InvalidConfig as InvalidConfig,
@@ -215,8 +218,8 @@ _HOMES = {
     "segmentlog.producing.delivery": ("Delivery",),
     "segmentlog.errors": (
         "ConditionIgnored", "ConsumerBusy", "ConsumerFenced", "CoordinatorRefused", "CoordinatorUnreachable",
-        "CorruptBatch", "DeserializationError", "DiskFull", "GroupInUse", "GroupNotEmpty", "InputMismatch",
-        "InvalidConfig", "InvalidRecord", "InvalidTopicName", "InvalidWireBatch", "LogTruncated",
+        "CorruptBatch", "DeserializationError", "DiskFull", "GroupInUse", "GroupNotEmpty", "HandOverInProgress",
+        "InputMismatch", "InvalidConfig", "InvalidRecord", "InvalidTopicName", "InvalidWireBatch", "LogTruncated",
         "ObjectStoreError", "OffsetGrantExhausted", "OffsetOutOfRange", "OutOfOrderSequence", "PartitionBusy",
         "PartitionFailed", "ProcessLimitError", "ProducerBusy", "ProducerFenced", "ProducerNameInUse",
         "ReadOnlyStore", "RecordTooLarge", "SegmentGone", "SegmentlogError", "SerializationError",

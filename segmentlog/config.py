@@ -321,7 +321,9 @@ class TopicConfig:
         "seal a segment when its first record is this old, whatever its size",
     )
     segment_records: int | None = _key(
-        None, _count(1, unlimited=None), "seal a segment at this number of records (kafkaesque's page size)"
+        None,
+        _count(1, unlimited=None),
+        "seal a segment at this number of records (page size in kafkaesque, a log in Redis)",
     )
     index_interval_bytes: int = _key(
         4096, _size(0, 2**31 - 1), "distance of index entries: smaller finds faster, larger saves space"

@@ -495,6 +495,28 @@ class StoreFenced(SegmentlogError):
         )
 
 
+class HandOverInProgress(StoreFenced):
+    """Appends are stopped, because the store is being handed over to another machine.
+
+    Cause: ``segmentlog takeover --hand-over`` runs on this machine. It lasts some seconds.
+
+    Data: nothing of the call was appended. Everything that was appended before is shipped to the new owner.
+
+    Remedy: append on the new owner. Or try again: appends on this machine raise `StoreFenced` with the name of the new
+    owner, or work again if no machine took the store over in time.
+    """
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what, "")
+        self.args = (what,)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.what}: the store is being handed over to another machine. Nothing was appended. Append on the new"
+            " owner, or try again in some seconds"
+        )
+
+
 class ObjectStoreError(SegmentlogError):
     """A request to the object store failed.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections import Counter
 from pathlib import Path
 
 import click
@@ -13,7 +14,7 @@ import segmentlog
 from segmentlog import cli
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PARTS = ["Start", "Guides", "Operate", "Reference", "Internals"]
 EXAMPLES = [
     "concepts.md",
@@ -44,6 +45,36 @@ def test_what_a_page_links_to_is_there(page: Path) -> None:
     """From where the page lies."""
     for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
         assert (page.parent / link).exists(), link
+
+
+def anchors(page: str) -> set[str]:
+    """Return the anchors of the headings of a page by GitHub's rule, and those of `<a id="...">`.
+
+    The text in lower case, without punctuation, with a hyphen for each space. A repeated heading gets -1, -2...
+    """
+    page = re.sub(r"^ *(```+|~~~+).*?^ *\1 *$", "", page, flags=re.MULTILINE | re.DOTALL)
+    found = set(re.findall(r'<a (?:id|name)="([^"]+)"', page))
+    seen = Counter[str]()
+    for heading in re.findall(r"^#{1,6} +(.+?) *#*$", page, re.MULTILINE):
+        text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "").replace("*", "")
+        anchor = re.sub(r"[^\w\- ]", "", text.strip().lower()).replace(" ", "-")
+        found.add(f"{anchor}-{seen[anchor]}" if seen[anchor] else anchor)
+        seen[anchor] += 1
+    return found
+
+
+@of_each_page
+def test_each_anchor_that_a_page_links_to_is_a_heading(page: Path) -> None:
+    """Check that a link with a # leads to a heading of its page, as GitHub and the site find it."""
+    for path, anchor in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", page.read_text()):
+        target = page.parent / path if path else page
+        assert anchor in anchors(target.read_text()), f"{path}#{anchor}"
+
+
+def test_an_anchor_follows_from_its_heading() -> None:
+    """Check the rule: punctuation is removed, repeated headings are numbered, code blocks have no headings."""
+    page = "# A `b.c`, and *more*\n\n## Twice\n\n## Twice\n\n```sh\n# a comment\n```\n\n## [Link](x.md) - end_it\n"
+    assert anchors(page) == {"a-bc-and-more", "twice", "twice-1", "link---end_it"}
 
 
 @of_each_page
@@ -85,6 +116,25 @@ def test_the_manual_lists_each_page_once() -> None:
     for name, text in site:
         shown = [line for line in text.split() if "*" not in line and line != "docs/README"]
         assert shown == [(Path("docs") / page).as_posix().replace("docs/../", "")[:-3] for page in listed[name]], name
+
+
+@of_each_page
+def test_a_page_of_the_manual_begins_with_its_readers(page: Path) -> None:
+    """Check the promise of docs/README.md and docs/style.md: the first two lines say for whom the page is."""
+    if page.parent.name != "docs" or page.name == "README.md":
+        pytest.skip("not a page of the manual")
+    lines = [line for line in page.read_text().splitlines()[1:] if line][:2]
+    assert re.match(r"(This page is )?for [\w(]", lines[0], re.IGNORECASE), lines[0]
+
+
+def test_the_readme_and_the_architecture_lead_to_the_same_files() -> None:
+    """Check that each path in the README's table of changes is in the table that it links to."""
+    readme = (ROOT / "README.md").read_text().partition("| to change |")[2].partition("\n\n")[0]
+    table = (ROOT / "docs" / "architecture.md").read_text().partition("## Changes, and where they are made\n")[2]
+    paths = re.findall(r"`([\w/]+(?:\.py|/))`", readme.partition("\n")[2])
+    assert len(paths) >= 10
+    for path in paths:
+        assert f"`{path}" in table, path
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

@@ -16,9 +16,12 @@ from bench.server.rows import Result, Settings
 PAGE = Path(__file__).parent.parent.parent / "docs" / "bench-ecosystem.md"
 
 _INTRODUCTION = """\
-`python -m bench.ecosystem` measures what people build around Kafka on `segmentlog serve` and on Kafka, on one machine,
-in turns: each round measures either server once, and another one begins each round. Medians over the rounds; a ratio
-is ours / Kafka's within a round, with its range. Clients and servers share the cores.
+For people who want to run Kafka Streams, transactions or large groups on `segmentlog serve`. After this page you know
+how fast they are there, compared with Kafka.
+
+`python -m bench.ecosystem` measures both servers on one machine. Each round measures both, and they begin in turns.
+Figures are medians of the rounds. A ratio is segmentlog / Kafka within a round: the median, with its range. Clients and
+servers share the cores.
 """
 
 _HOW = """\
@@ -44,7 +47,7 @@ def write_page(folder: Path, page: Path = PAGE) -> Path:
         raise FileNotFoundError(f"{folder} holds no ecosystem.json; run python -m bench.ecosystem --out {folder}")
     found = results.load_rows(measured, Result)
     settings = msgspec.convert(measured.settings, Settings)
-    lines = ["# What is built around Kafka, on us and on Kafka", "", *_INTRODUCTION.splitlines(), ""]
+    lines = ["# Systems around Kafka, on segmentlog and on Kafka", "", *_INTRODUCTION.splitlines(), ""]
     lines += _where(measured, settings)
     for group in dict.fromkeys(one.group for one in found):
         cells = [one.cells() for one in found if one.group == group]

@@ -21,11 +21,12 @@ from bench.server.rows import Result, Settings
 PAGE = Path(__file__).parent.parent.parent / "docs" / "bench-server.md"
 
 _INTRODUCTION = """\
-`python -m bench.server --full` measures `segmentlog serve` against Kafka on one machine, with the same clients, in
-turns: each round measures either server once, and another one begins each round. Medians over the rounds; a ratio is
-ours / Kafka's (or ours / that of the neighbour) within a round, with its range. Both servers are used as they come:
-ours with a worker a core, Kafka with the heap and the flags of its start script, its log never synced but where that
-is said.
+For people who compare `segmentlog serve` with Kafka. After this page you know where each server is faster, and why.
+
+`python -m bench.server --full` measures both servers on one machine, with the same clients. Each round measures both,
+and they begin in turns. Figures are medians of the rounds. A ratio is segmentlog / Kafka (or the neighbour) within a
+round: the median, with its range. Both servers have their defaults: segmentlog a worker for each core, Kafka the heap
+and the flags of its start script. Kafka's log is synced only in rows that say so.
 """
 
 _HOW = """\

@@ -92,7 +92,7 @@ def _print_status(ctx: click.Context, url: str | None, as_json: bool) -> int:
         from segmentlog.cli.ship_status import print_ship_status, url_of_folder
         from segmentlog.objects.bucket.url import open_bucket
 
-    folder = resolve_folder(require_local_folder(ctx))
+    folder = resolve_folder(ctx.obj)
     url = url or url_of_folder(folder)
     if url is None:
         raise click.UsageError(
@@ -199,7 +199,7 @@ def _print_gaps(done: Restored, patterns: tuple[str, ...]) -> None:
 
     Without this, the user would learn of each gap only when a process opens the partition.
     """
-    from segmentlog.objects.local.partition_snapshot import is_selected
+    from segmentlog.policy.shipped_topics import is_selected
 
     gaps = [
         part.end_offset < part.offset_grant
@@ -216,20 +216,43 @@ def _print_gaps(done: Restored, patterns: tuple[str, ...]) -> None:
 
 
 @click.command()
-@click.argument("url")
-@click.argument("folder", type=click.Path(file_okay=False))
+@click.argument("url", required=False)
+@click.argument("folder", type=click.Path(file_okay=False), required=False)
+@click.option("--hand-over", is_flag=True,
+              help="Run on the owner: hand its store (--dir) over to a machine that waits as a standby.")  # fmt: skip
+@click.option("--wait", type=DURATION_S, default="10s", show_default=True,
+              help="With --hand-over: longest wait for another machine, while appends are stopped.")  # fmt: skip
 @click.option("--force", is_flag=True,
               help="DANGEROUS: take over although the owner has ended shipping with 'ship --stop'. Offsets that it has"
                    " assigned since are assigned a second time, to other records. Asks first.")  # fmt: skip
 @click.option("-y", "--yes", is_flag=True, help="With --force: do not ask.")
 @json_option
-def takeover(url: str, folder: str, force: bool, yes: bool, as_json: bool) -> None:
+@click.pass_context
+def takeover(
+    ctx: click.Context, url: str | None, folder: str | None, hand_over: bool, wait: int, force: bool, yes: bool,
+    as_json: bool,
+) -> None:  # fmt: skip
     """Become the owner of the store that is shipped to URL, and restore it in FOLDER.
 
     The previous owner is fenced: its appends fail from now on. Each log resumes after all offsets that the previous
     owner may have assigned, in a new epoch, and reports what was lost. After an interruption, run the command again to
     resume.
+
+    With --hand-over, the owner gives the store away instead, while its server and programs run. Appends are stopped,
+    the rest is shipped, and a standby takes over. No record is lost, and the new owner leaves out no offset. If no
+    machine takes over in time, this machine stays the owner, and the exit status is 1.
+
+    \b
+      segmentlog takeover s3://bucket/store ./data
+      segmentlog --dir /srv/data takeover --hand-over
     """
+    if hand_over:
+        if folder is not None or force or yes:
+            raise click.UsageError("--hand-over is run on the owner: give no FOLDER, no --force and no --yes")
+        _hand_over(ctx, url, wait, as_json)
+        return
+    if url is None or folder is None:
+        raise click.UsageError("give URL and FOLDER, as in segmentlog takeover s3://bucket/path ./data; or --hand-over")
     with exit_at_once_on_signals():
         import segmentlog
         from segmentlog.objects.bucket.url import open_bucket
@@ -246,6 +269,20 @@ def takeover(url: str, folder: str, force: bool, yes: bool, as_json: bool) -> No
         store.ship(url)
     _print_restored(done, folder, as_json)
     _print_gaps(done, ())
+
+
+def _hand_over(ctx: click.Context, url: str | None, wait_ms: int, as_json: bool) -> None:
+    with open_store(ctx, background=False) as store:
+        if url is not None:
+            from segmentlog.objects.bucket.url import open_bucket
+
+            if (current := _require_url(store)) != open_bucket(url).url:
+                raise click.UsageError(f"{store.path} is shipped to {current}, not to {url}")
+        done = store.shipping.hand_over(wait_ms=wait_ms)
+    if as_json:
+        show_json({"url": done.url, "owner": done.owner, "elapsed_ms": done.elapsed_ms})
+    else:
+        say(f"{done.owner} owns the store now, after {done.elapsed_ms / 1000:.1f} s; this machine refuses appends")
 
 
 def _confirm_reuse(manifest: Manifest, url: str, folder: str, yes: bool) -> bool:

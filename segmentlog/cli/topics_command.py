@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -18,11 +18,14 @@ from segmentlog.cli.option_types import (
     require_topic,
 )
 from segmentlog.cli.table_output import show_json, show_table
+from segmentlog.config import TopicConfig
 from segmentlog.quantities import format_time
 
 if TYPE_CHECKING:
     from segmentlog.log.partition import Partition
     from segmentlog.store import LogStore, Topic
+
+_DEFAULT: Final = {line.key: line.value for line in TopicConfig().describe()}
 
 
 def _parse_settings(pairs: tuple[str, ...], named: dict[str, object]) -> dict[str, object]:
@@ -40,14 +43,23 @@ def _parse_settings(pairs: tuple[str, ...], named: dict[str, object]) -> dict[st
 @click.command()
 @click.argument("topic")
 @click.option("-p", "--partitions", type=int, help="Number of partitions (1).")
-@click.option("--segment-bytes", type=SIZE, metavar="SIZE", help="Roll a segment at this size (64MiB).")
+@click.option(
+    "--segment-bytes", type=SIZE, metavar="SIZE", help=f"Roll a segment at this size ({_DEFAULT['segment.bytes']})."
+)
 @click.option("--page-size", type=int, metavar="RECORDS", help="Roll a segment after this many records.")
 @click.option("--max", "max_segments", type=int, metavar="N", help="Keep at most N sealed segments.")
 @click.option("--ttl", type=DURATION_S, metavar="SECONDS", help="Delete a segment this long after it was sealed.")
-@click.option("--retention-ms", type=DURATION_MS, metavar="TIME", help="Keep records for this long (7d).")
+@click.option(
+    "--retention-ms",
+    type=DURATION_MS,
+    metavar="TIME",
+    help=f"Keep records for this long ({_DEFAULT['retention.ms']}).",
+)
 @click.option("--retention-bytes", type=SIZE, metavar="SIZE", help="Keep at most SIZE bytes per partition.")
 @click.option("--cleanup-policy", metavar="POLICY", help="delete, compact, delete,compact or none.")
-@click.option("--fsync", metavar="POLICY", help="always, everysec, 250ms, 1000records, 1MiB, never (1000ms).")
+@click.option(
+    "--fsync", metavar="POLICY", help=f"always, everysec, 250ms, 1000records, 1MiB, never ({_DEFAULT['fsync']})."
+)
 @click.option("--compression", metavar="CODEC", help="producer, lz4, zstd, gzip, snappy or none.")
 @click.option("-c", "--config", "pairs", multiple=True, metavar="KEY=VALUE", help="Any key of the topic config.")
 @click.option("--if-not-exists", is_flag=True,

@@ -105,6 +105,8 @@ FORMER_FOLDER: Final = "@former"
 """Folder with what a former owner had stored and never shipped, by the epoch of its ownership."""
 SHIP_FILE: Final = "@ship"
 """File of the store with the URL that it is uploaded to, and its identity as the owner; see `segmentlog.objects`."""
+HAND_OVER_FILE: Final = "@hand-over"
+"""File of the store with its planned hand-over to another machine; see `format.hand_over`. It stops appends."""
 UPLOADS_FILE: Final = "@uploads"
 """File of the store with the segments that are being uploaded in parts, and which parts are stored in the object
 store."""
@@ -124,6 +126,16 @@ SCHEMAS_TOPIC: Final = "_schemas"
 _QUOTABLE_MAX_BYTES: Final = 2**15 - 1
 """Longest string in Kafka's protocol, which group names and transactional ids come from."""
 _QUOTED_MAX: Final = 150
+
+
+def is_machine_file(name: str) -> bool:
+    """Return whether a name in a store's folder belongs to the machine: `MACHINE_FILES`, and their temporary files.
+
+    A process that is killed while it replaces a file leaves a temporary file.
+    """
+    return name in MACHINE_FILES or (
+        name.endswith(TEMPORARY_SUFFIX) and any(name.startswith(f"{kept}.") for kept in MACHINE_FILES)
+    )
 
 
 def folder_name_of(name: object, what: str) -> str:

@@ -20,6 +20,7 @@ from segmentlog.format.file_names import (
     FILE_LOCK_SUFFIX,
     GROUPS_FOLDER,
     HIDDEN,
+    MACHINE_FILES,
     MAKING_PREFIX,
     PRODUCER_IDS_FILE,
     PRODUCERS_FOLDER,
@@ -108,7 +109,7 @@ def inspect_store(
         yield from check_ship_file(fs, path)
         yield from _report_duplicate_ids(fs, path, topics)
         known = {STORE_FILE, ADMINISTRATION_FILE, GROUPS_FOLDER, PRODUCERS_FOLDER, STAGING_FOLDER, SERVER_FILE, *topics}
-        known |= {REPLICA_FILE, REPLICA_STATUS_FILE, RESTORING_FILE, UPLOADS_FILE, NetworkMark.FILE}
+        known |= MACHINE_FILES | {REPLICA_FILE, REPLICA_STATUS_FILE, RESTORING_FILE, UPLOADS_FILE, NetworkMark.FILE}
         for name in (USERS_FILE, ACLS_FILE, SCHEMAS_FILE, PRODUCER_IDS_FILE, SHIP_FILE):
             known |= {name, name + FILE_LOCK_SUFFIX}
         yield from _report_unknown_files(fs, path, known, "not a topic, and not a file of this store")

@@ -11,6 +11,7 @@ from typing import NoReturn
 from segmentlog.clock import Clock
 from segmentlog.config import TopicConfig
 from segmentlog.errors import (
+    HandOverInProgress,
     PartitionFailed,
     ProcessLimitError,
     ReadOnlyStore,
@@ -20,6 +21,7 @@ from segmentlog.errors import (
 )
 from segmentlog.format.batch import MAX_RAW_SIZE
 from segmentlog.format.file_names import LOCK_FILE, QUARANTINE_FOLDER, REPLICA_FILE, STATE_FILE
+from segmentlog.format.grant import OffsetGrant
 from segmentlog.format.scan import KnownBatches, SegmentContext
 from segmentlog.log.ledger import Ledger
 from segmentlog.records import RecoveryMode
@@ -109,10 +111,14 @@ class Handle:
         self.failed: str | None = None
         self.fenced = ""
         """The machine that owns the log now; "" if this machine owns it."""
+        self.is_stopped = False
+        """Whether appends are stopped for a hand-over of the store to another machine."""
         self.used = True
         """Whether the files were used since the descriptor budget last checked. The budget closes unused files."""
         self.config_version = 0
         self._moved = 0
+        self._is_replaced = False
+        """Whether this handle has found that its folder was deleted or replaced."""
         self._segments: tuple[int, list[int]] = (-1, [])
         self.closers: list[Callable[[], None]] = []
         """Called when the files are closed, to close further descriptors of the partition."""
@@ -183,11 +189,22 @@ class Handle:
         self._load_settings(version)
 
     def _load_settings(self, version: int) -> None:
-        """Load the configuration and the offset grant from disk. A fenced log loads them again on every append."""
+        """Load the configuration and the offset grant from disk. A fenced or stopped log loads them on every append."""
         self.config = self._load_config()
-        granted = read_grant(self.fs, self.folder)
+        granted = self.read_grant()
         self.fenced = "" if granted is None else granted.fenced
-        self.config_version = _NEVER if self.fenced else version
+        signals = self.ship_signals
+        self.is_stopped = signals is not None and signals.are_appends_stopped(self.topic, has_grant=granted is not None)
+        self.config_version = _NEVER if self.fenced or self.is_stopped else version
+
+    def read_grant(self) -> OffsetGrant | None:
+        """Return the partition's offset grant; None in a store that is not shipped. Raises `UnknownTopic`."""
+        granted = read_grant(self.fs, self.folder)
+        if granted is None:
+            # The folder may have been moved just now. Then its file is missing under the old name, and the log still
+            # is limited, or fenced.
+            self.check_in_place()
+        return granted
 
     def check_topic_name(self) -> None:
         """Raise `UnknownTopic` unless the name still belongs to the topic with this id."""
@@ -334,6 +351,8 @@ class Handle:
     @property
     def is_moved(self) -> bool:
         """Whether the topic was deleted or renamed since this handle was opened."""
+        if self._is_replaced:
+            return True
         moved = self.page.moved
         if moved == self._moved:
             return False
@@ -349,7 +368,7 @@ class Handle:
 
     def check_usable(self) -> None:
         """Raise `UnknownTopic` if the topic was deleted or renamed since this handle was opened."""
-        if self.page.moved != self._moved and self.is_moved:
+        if (self._is_replaced or self.page.moved != self._moved) and self.is_moved:
             raise UnknownTopic(self.topic, "it was deleted or renamed while it was in use")
 
     def is_in_place(self) -> bool:
@@ -375,6 +394,8 @@ class Handle:
             self._raise_replaced()
 
     def _raise_replaced(self) -> NoReturn:
+        # A read-only handle cannot change the page. When a replica becomes a store, no process changes the old page.
+        self._is_replaced = True
         if not self.read_only:
             self.ledger.count_move()
         raise UnknownTopic(self.topic, f"{self.folder} was deleted or replaced while it was in use")
@@ -425,10 +446,11 @@ class Handle:
         """`StatePage.moved` when this handle was opened."""
         return self._moved
 
-    def check_appendable(self) -> None:
+    def check_appendable(self, *, even_stopped: bool = False) -> None:
         """Raise if appends are not allowed, and reload a changed configuration. Call under the append lock.
 
-        Raises `UnknownTopic`, `PartitionFailed`, `StoreFenced`.
+        ``even_stopped``: accept a log whose appends are stopped for a hand-over. Raises `UnknownTopic`,
+        `PartitionFailed`, `StoreFenced`, `HandOverInProgress`.
         """
         self.check_usable()
         if self.failed is not None:
@@ -438,6 +460,8 @@ class Handle:
         self.refresh_config()
         if self.fenced:
             raise StoreFenced(self.log_name, self.fenced)
+        if self.is_stopped and not even_stopped:
+            raise HandOverInProgress(self.log_name)
 
     def _check_not_set_aside(self) -> None:
         """Raise `UnknownTopic` unless the folder is still that of this log, or set `fenced` if it is a replica now.

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from segmentlog.config import OFFSET_CEILING_STEP
 from segmentlog.format.grant import OffsetGrant
 from segmentlog.log.handle import Handle
-from segmentlog.storage.grant_file import read_grant, remove_grant, write_grant
+from segmentlog.storage.grant_file import remove_grant, write_grant
 
 
 def start_limiting(handle: Handle) -> int:
@@ -25,8 +25,8 @@ def start_limiting(handle: Handle) -> int:
     Raise `StoreFenced`, `DiskFull`, and any error that prevents an append.
     """
     with handle.translating_errors("nothing was changed"), handle.append_locked():
-        handle.check_appendable()
-        granted = read_grant(handle.fs, handle.folder)
+        handle.check_appendable(even_stopped=True)
+        granted = handle.read_grant()
         log = handle.page.log.read()
         if granted is None:
             granted = OffsetGrant(max(log.offset_ceiling, log.log_end_offset + OFFSET_CEILING_STEP))
@@ -40,7 +40,7 @@ def start_limiting(handle: Handle) -> int:
 def extend(handle: Handle, end_offset: int) -> None:
     """Allow offsets below ``end_offset``, which the manifest already contains. A lower number changes nothing."""
     with handle.translating_errors("nothing was changed"), handle.append_locked():
-        granted = read_grant(handle.fs, handle.folder)
+        granted = handle.read_grant()
         if granted is not None and granted.end_offset < end_offset and not granted.fenced:
             write_grant(handle.fs, handle.folder, replace(granted, end_offset=end_offset))
 
@@ -48,7 +48,7 @@ def extend(handle: Handle, end_offset: int) -> None:
 def fence(handle: Handle, owner: str) -> None:
     """Stop appends in every process, because ``owner`` continues the log on another machine."""
     with handle.translating_errors("nothing was changed"), handle.append_locked():
-        granted = read_grant(handle.fs, handle.folder) or OffsetGrant(0)
+        granted = handle.read_grant() or OffsetGrant(0)
         if granted.fenced != owner:
             write_grant(handle.fs, handle.folder, replace(granted, fenced=owner))
         handle.ledger.count_config_change()

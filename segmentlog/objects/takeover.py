@@ -16,9 +16,9 @@ from msgspec.structs import replace
 
 from segmentlog.clock import Clock
 from segmentlog.errors import ShippingRefused, StoreFenced
-from segmentlog.format.file_names import RESTORING_FILE, STORE_FILE
+from segmentlog.format.file_names import REPLICA_FILE, RESTORING_FILE, STORE_FILE
 from segmentlog.format.grant import OffsetGrant
-from segmentlog.format.manifest import MANIFEST_KEY, Manifest, encode_manifest
+from segmentlog.format.manifest import MANIFEST_KEY, Manifest, Owner, encode_manifest
 from segmentlog.format.server_file import ServerNode
 from segmentlog.objects.bucket.base import Bucket, PreconditionFailed
 from segmentlog.objects.bucket.upload_pool import new_nonce
@@ -40,6 +40,7 @@ def take_over(
     *,
     force: bool = False,
     nodes: tuple[ServerNode, ...] = (),
+    decided_on: str = "",
     fs: FileSystem | None = None,
     clock: Clock | None = None,
     parallel: int = PARALLEL,
@@ -50,6 +51,9 @@ def take_over(
     The folder must be empty, or a replica of the store that no process refreshes; its downloaded files are used.
 
     ``nodes`` are the workers of this machine's server, for other machines; empty if no server runs here yet.
+    ``decided_on`` is the nonce of the manifest from which the caller has concluded that the owner is gone. If the owner
+    has shipped since, the takeover stops, and `ShippingRefused` is raised.
+
     ``force`` takes over even if the owner has ended shipping. The owner may have appended records since. Their offsets
     are then assigned again, to other records, and the two stores have different records at the same offsets.
 
@@ -59,15 +63,20 @@ def take_over(
     manifest, tag = require_manifest(bucket)
     make_folders_durably(fs, path)
     binding = read_binding(fs, path)
-    if binding is None:
+    if binding is None or fs.exists(f"{path}/{REPLICA_FILE}"):
+        # A replica has a binding if a takeover was abandoned. This takeover uses the same owner id: the put of the
+        # abandoned takeover may still take effect, before the next put or after it.
         _check_not_ended(bucket, manifest, force)
+        if binding is not None:
+            _check_not_fenced(path, binding, manifest.owner)
         restore_job = Restore(fs, bucket, path, manifest)
         end_replica(fs, path, bucket.url, restore_job.write_mark)
         if restore_job.prepare() is not None:
             raise ShippingRefused(bucket.url, f"{path} is a restored store; take over into an empty folder")
-        owner = new_owner(manifest.owner.epoch + 1, clock.now_ms())
-        binding = Binding(bucket.url, owner.id, owner.epoch, folder_id(fs, path), begun=True)
-        write_binding(fs, path, binding)
+        if binding is None:
+            owner = new_owner(manifest.owner.epoch + 1, clock.now_ms())
+            binding = Binding(bucket.url, owner.id, owner.epoch, folder_id(fs, path), begun=True)
+            write_binding(fs, path, binding)
     elif fs.exists(f"{path}/{STORE_FILE}") and not fs.exists(f"{path}/{RESTORING_FILE}"):
         raise ShippingRefused(bucket.url, f"{path} is a store that is shipped; take over into an empty folder")
     elif binding.url != bucket.url:
@@ -75,7 +84,9 @@ def take_over(
             bucket.url,
             f"{path} contains an unfinished takeover of {binding.url}; resume that takeover, or choose an empty folder",
         )
-    bound = _become_owner(bucket, path, fs, binding, manifest, tag, clock.now_ms(), nodes, force=force)
+    bound = _become_owner(
+        bucket, path, fs, binding, manifest, tag, clock.now_ms(), nodes, force=force, decided_on=decided_on
+    )
     return restore(
         bucket, path, fs=fs, parallel=parallel, progress=progress,
         before_store=lambda now: _write_grants(fs, path, bound, now),
@@ -92,17 +103,25 @@ def _check_not_ended(bucket: Bucket, manifest: Manifest, force: bool) -> None:
         raise ShippingRefused(bucket.url, why)
 
 
+def _check_not_fenced(path: str, binding: Binding, owner: Owner) -> None:
+    """Raise `StoreFenced` if another machine has taken over after this takeover began."""
+    if owner.id != binding.owner_id and owner.epoch >= binding.owner_epoch:
+        raise StoreFenced(f"store {path}", str(owner))
+
+
 def _become_owner(
     bucket: Bucket, path: str, fs: FileSystem, binding: Binding, manifest: Manifest, tag: str, now_ms: int,
-    nodes: tuple[ServerNode, ...], *, force: bool,
+    nodes: tuple[ServerNode, ...], *, force: bool, decided_on: str,
 ) -> Binding:  # fmt: skip
     """Name this folder's owner in the manifest."""
     for _ in range(_TRIES):
         owner = manifest.owner
         if owner.id == binding.owner_id:
             return binding
-        if owner.epoch >= binding.owner_epoch:
-            raise StoreFenced(f"store {path}", str(owner))
+        _check_not_fenced(path, binding, owner)
+        if decided_on not in ("", manifest.nonce):
+            why = f"{owner} has shipped since the decision to take over: it works; the takeover was stopped"
+            raise ShippingRefused(bucket.url, why)
         _check_not_ended(bucket, manifest, force)  # the owner may have ended shipping after the first check
         taken = replace(new_owner(binding.owner_epoch, now_ms), id=binding.owner_id, nodes=nodes)
         changed = replace(

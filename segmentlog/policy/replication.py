@@ -70,7 +70,7 @@ class Advance(NamedTuple):
     reason: str
 
 
-class Role(StrEnum):
+class ReplicaRole(StrEnum):
     """The role of a machine after it has read the document."""
 
     LEAD = "lead"
@@ -83,9 +83,9 @@ class Role(StrEnum):
 
 
 class RoleVerdict(NamedTuple):
-    """Role and term of a machine. A higher term than before must be on disk before anything else happens."""
+    """ReplicaRole and term of a machine. A higher term than before must be on disk before anything else happens."""
 
-    role: Role
+    role: ReplicaRole
     term: int
     reason: str
 
@@ -294,14 +294,14 @@ def decide_role(
     it. ``candidate_term`` is the term that this process has proposed, or 0 if it has fetched since then.
     """
     if membership.term < term:
-        return RoleVerdict(Role.FOLLOW, term, f"the document was read before term {term}")
+        return RoleVerdict(ReplicaRole.FOLLOW, term, f"the document was read before term {term}")
     if membership.leader != replica.machine:
-        return RoleVerdict(Role.FOLLOW, membership.term, f"{membership.leader} leads term {membership.term}")
+        return RoleVerdict(ReplicaRole.FOLLOW, membership.term, f"{membership.leader} leads term {membership.term}")
     if is_leading and membership.term == term:
-        return RoleVerdict(Role.LEAD, term, f"it leads term {term}")
+        return RoleVerdict(ReplicaRole.LEAD, term, f"it leads term {term}")
     if candidate_term == membership.term and replica in membership.isr:
-        return RoleVerdict(Role.SUCCEED, membership.term, f"its proposal won term {membership.term}")
-    return RoleVerdict(Role.STAND, membership.term, f"this process has not led term {membership.term}")
+        return RoleVerdict(ReplicaRole.SUCCEED, membership.term, f"its proposal won term {membership.term}")
+    return RoleVerdict(ReplicaRole.STAND, membership.term, f"this process has not led term {membership.term}")
 
 
 def propose_takeover(

@@ -105,3 +105,13 @@ def code_of(error: BaseException) -> ErrorCode:
         if isinstance(error, kind):
             return code
     return ErrorCode.UNKNOWN_SERVER_ERROR
+
+
+def coordinator_code_of(error: BaseException) -> ErrorCode:
+    """Return the error code of a coordinator's answer: as `code_of`, except for a log that this machine does not own.
+
+    Kafka's coordinators translate the code in the same way. Clients then look for the coordinator again, and retry.
+    They raise NOT_LEADER_OR_FOLLOWER to the application.
+    """
+    code = code_of(error)
+    return ErrorCode.NOT_COORDINATOR if code is ErrorCode.NOT_LEADER_OR_FOLLOWER else code

@@ -15,9 +15,11 @@ from collections.abc import Callable
 from typing import Final
 
 from segmentlog.format.file_names import FILE_LOCK_SUFFIX, SHIP_FILE
+from segmentlog.policy.shipped_topics import is_selected
 from segmentlog.storage import fork_safety
 from segmentlog.storage.fork_safety import LockableFd, close_lockable, open_lockable, opened_lockable
 from segmentlog.storage.fs import FileSystem, opened
+from segmentlog.storage.hand_over_file import read_hand_over
 from segmentlog.storage.interrupt_check import failures_ignored
 from segmentlog.storage.interrupt_safe import EXCLUSIVE, NON_BLOCKING
 
@@ -30,6 +32,7 @@ class ShipSignals:
 
     def __init__(self, fs: FileSystem, path: str) -> None:
         self._fs = fs
+        self._folder = path
         self.path = f"{path}/{SHIP_FILE}{FILE_LOCK_SUFFIX}"
         """The file that the shipper keeps locked."""
         self._news = fork_safety.condition(self, "_news")
@@ -92,6 +95,16 @@ class ShipSignals:
         except FileNotFoundError:
             return False
         return False
+
+    def are_appends_stopped(self, topic: str, *, has_grant: bool) -> bool:
+        """Return whether appends to a topic are stopped, because the store is being handed over to another machine.
+
+        ``has_grant``: whether the partition has an offset grant. It then counts as shipped, whatever its name is now.
+        """
+        hand_over = read_hand_over(self._fs, self._folder)
+        if hand_over is None or not hand_over.is_stopping:
+            return False
+        return has_grant or is_selected(topic, hand_over.topics)
 
     def request_cycle(self) -> None:
         """Ask the shipper to run a cycle now, before its interval ends."""

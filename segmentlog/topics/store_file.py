@@ -6,8 +6,15 @@ import json
 import os
 from typing import Any
 
-from segmentlog.errors import StoreVersionError
-from segmentlog.format.file_names import FORMAT_VERSION, READABLE_FORMATS, STORE_FILE, TEMPORARY_SUFFIX
+from segmentlog.errors import StoreFenced, StoreVersionError
+from segmentlog.format.file_names import (
+    FORMAT_VERSION,
+    FORMER_FOLDER,
+    READABLE_FORMATS,
+    REPLICA_FILE,
+    STORE_FILE,
+    TEMPORARY_SUFFIX,
+)
 from segmentlog.storage import fork_safety
 from segmentlog.storage.file_operations import make_folders_durably, read_file, replace_file
 from segmentlog.storage.fs import FileSystem
@@ -51,6 +58,16 @@ def _create(fs: FileSystem, path: str, store_file: str, now_ms: int) -> bytes:
             document = {"format": FORMAT_VERSION, "store_id": os.urandom(16).hex(), "created_ms": now_ms}
             replace_file(fs, store_file, json.dumps(document, indent=2).encode() + b"\n")
     return read_file(fs, store_file)
+
+
+def check_not_set_aside(fs: FileSystem, path: str) -> None:
+    """Raise `StoreFenced` if the store that was in the folder ``path`` was set aside: this machine follows another one
+    now. A process that opened the store before must not change anything in the folder.
+    """
+    if fs.exists(f"{path}/{REPLICA_FILE}") or (
+        not fs.exists(f"{path}/{STORE_FILE}") and fs.exists(f"{path}/{FORMER_FOLDER}")
+    ):
+        raise StoreFenced(f"store {path}", f"another machine, and was moved to a folder in {path}/{FORMER_FOLDER}")
 
 
 def _is_allowed_entry(name: str) -> bool:

@@ -64,6 +64,7 @@ from segmentlog.storage.fs import NO_ROOM, FileSystem
 from segmentlog.storage.grant_file import read_grant, write_grant
 from segmentlog.storage.interrupt_check import failures_ignored
 from segmentlog.storage.state_page import PAGE_SIZE, StatePage
+from segmentlog.topics.store_file import check_not_set_aside
 from segmentlog.topics.topic_folders import TopicFile, TopicFolders, check_partition_count
 
 logger = logging.getLogger("segmentlog")
@@ -100,6 +101,7 @@ class TopicAdmin:
         change leaves a folder that must be removed.
         """
         with self._lock.hold() as fd:
+            check_not_set_aside(self._fs, self._path)
             if size := self._fs.fstat(fd).st_size:
                 self.sweep()
                 if size != _LEFT_BEHIND:
@@ -234,6 +236,19 @@ class TopicAdmin:
                 self._notify_handles(gone, StatePage.count_move)
             self._fs.sync_folder(self._path)
         return file.topic_id, gone
+
+    def set_aside(self, name: str, folder: str) -> None:
+        """Move the folder ``name`` of the store to ``folder``. Call under the lock. Then call `notify_moved`.
+
+        Raises `PartitionBusy` if a process uses files in the folder for long.
+        """
+        with self._moving(name, "set it aside"):
+            self._fs.rename(f"{self._path}/{name}", folder)
+            self.notify_moved(folder)
+
+    def notify_moved(self, folder: str) -> None:
+        """Let all processes with open partitions of a topic look up the topic again."""
+        self._notify_handles(folder, StatePage.count_move)
 
     def _check_writable(self, name: str, what: str) -> None:
         """Raise `ProcessLimitError` unless this process may write the topic's folders and each state page.

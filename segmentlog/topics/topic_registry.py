@@ -34,7 +34,7 @@ from segmentlog.storage.ship_signals import ShipSignals
 from segmentlog.topics.background_work import BackgroundWork
 from segmentlog.topics.compaction_scheduler import PartitionName
 from segmentlog.topics.descriptor_budget import budget
-from segmentlog.topics.store_file import open_store_file
+from segmentlog.topics.store_file import check_not_set_aside, open_store_file
 from segmentlog.topics.topic_admin import TopicAdmin, needs_upgrade
 from segmentlog.topics.topic_folders import TopicFile, TopicFolders, check_partition_count
 
@@ -324,6 +324,7 @@ class Topics:
                 raise UnknownTopic(name, f"it has no partition {number!r}, only 0 to {file.partitions - 1}")
             try:
                 if not self.read_only:
+                    check_not_set_aside(self.fs, self.path)
                     self.administration.sync_names(name)
                 partition = self._make_partition(name, number, file.topic_id)
             except FileNotFoundError:
@@ -528,3 +529,4 @@ class Topics:
         self.check_open()
         if self.read_only:
             raise ReadOnlyStore(self._shown_path, what, self.read_only_why)
+        check_not_set_aside(self.fs, self.path)

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -16,6 +17,9 @@ import xxhash
 from waiting import wait_until
 
 from segmentlog.cli.offsets_file import parse_offsets
+from segmentlog.objects.bucket.url import open_bucket
+from segmentlog.objects.manifest.load import require_manifest
+from segmentlog.objects.takeover import take_over
 from segmentlog.store import LogStore
 
 
@@ -407,3 +411,52 @@ def test_a_replica_has_files_of_its_own(shell: Shell) -> None:
     shell.run("ship", shell.url)
     shell.run("replica", shell.url, str(shell.folder / "copy"), "--once")
     assert shell.run("verify", store="copy")[0] == ""
+
+
+@pytest.mark.long
+def test_a_hand_over_that_no_machine_takes(shell: Shell) -> None:
+    """The command reports it with status 1, and the store continues."""
+    shell.run("ship", shell.url)
+    error = shell.run("takeover", "--hand-over", "--wait", "300ms", status=1)[1]
+    assert "was not handed over: no machine took it over within 0.3 s. This machine is still its owner" in error
+    shell.run("produce", "words", stdin="four\n")
+    assert "1 more offsets" in shell.run("ship")[1]
+
+
+@pytest.mark.long
+def test_a_hand_over_to_another_machine(shell: Shell) -> None:
+    """The command names the new owner, which leaves out no offset."""
+    shell.run("ship", shell.url)
+    bucket = open_bucket(shell.url)
+    other = str(shell.folder / "other")
+
+    def take() -> None:
+        while not require_manifest(bucket)[0].is_handed_over:
+            time.sleep(0.01)
+        take_over(bucket, other, parallel=0)
+
+    standby = threading.Thread(target=take)
+    standby.start()
+    (done,) = shell.json("takeover", shell.url, "--hand-over")
+    standby.join()
+    assert "(owner's epoch 2)" in str(done["owner"])
+    assert "taken over by" in shell.run("takeover", "--hand-over", status=1)[1]
+    assert "taken over by" in shell.run("produce", "words", stdin="never\n", status=1)[1]
+    shell.run("ship", store="other")
+    shell.run("produce", "words", stdin="four\n", store="other")
+    assert [line["offset"] for line in shell.json("consume", "words", store="other")] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--hand-over", "file:///x", "folder"), "give no FOLDER"),
+        (("--hand-over", "--force"), "give no FOLDER"),
+        (("--hand-over", "file:///somewhere/else"), "this store was never shipped"),
+        ((), "give URL and FOLDER"),
+        (("file:///x",), "give URL and FOLDER"),
+    ],
+)
+def test_arguments_of_takeover_that_do_not_fit(shell: Shell, arguments: tuple[str, ...], told: str) -> None:
+    """They are refused before anything happens."""
+    assert told in shell.run("takeover", *arguments, status=2)[1]

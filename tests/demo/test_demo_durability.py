@@ -58,7 +58,9 @@ def test_the_demonstration_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(offset_reuse.SegmentlogLog, "lost_ranges", lambda self: [])
     done = CliRunner().invoke(cli, ["demo", "durability"])
     assert isinstance(done.exception, DemoFailed)
-    assert "fsync=everysec, ack=written: agree, but a record is gone outside every lost range" in str(done.exception)
+    assert "fsync=everysec, ack=written failed: agree, but a record is gone outside every lost range" in str(
+        done.exception
+    )
 
 
 @pytest.mark.parametrize("option", [("--limit", "5"), ("--keep", "x")])

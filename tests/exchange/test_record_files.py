@@ -620,7 +620,7 @@ def test_a_kafkaesque_topic_is_taken_over(tmp_path: Path, redis_port: int) -> No
     store = tmp_path / "store"
     done = cli(store, "import", f"redis://127.0.0.1:{redis_port}/0", "clicks")
     assert done.returncode == 0, done.stderr
-    assert b"has offset 3 in Redis and gets offset 0 here" in done.stderr
+    assert b"has offset 3 in Redis, and gets offset 0 in clicks" in done.stderr
     assert [value for _, value, _, _ in content(store, "clicks")] == [b"record %d" % number for number in range(3, 9)]
     with segmentlog.open(store) as opened:
         config = opened.topic("clicks").config

@@ -73,7 +73,7 @@ class Shelf:
         self._note(
             "manifest", who, self.clock.now_ms(), manifest.nonce, manifest.owner.epoch, self._described(manifest),
             sorted(stored.key for stored in manifest.objects()),
-            {one.key: one.since_ms for one in manifest.condemned},
+            {one.key: one.since_ms for one in manifest.condemned}, manifest.is_handed_over,
         )  # fmt: skip
         return now
 
@@ -81,6 +81,11 @@ class Shelf:
         """Of the owner that the manifest names; 0 without one."""
         found = self.objects.get(MANIFEST_KEY)
         return 0 if found is None else decode_manifest(found[0]).owner.epoch
+
+    def is_handed_over(self) -> bool:
+        """Whether the owner waits for another machine to take over."""
+        found = self.objects.get(MANIFEST_KEY)
+        return found is not None and decode_manifest(found[0]).is_handed_over
 
     def needed(self) -> set[str]:
         """Objects that lie there and the manifest refers to."""
@@ -143,7 +148,8 @@ class Shelf:
 class FaultyBucket:
     """A `Bucket` onto a shelf, for one process.
 
-    ``meanwhile`` is what others do while a request is under way; ``calm``: no request fails; ``dead``: none is made.
+    ``meanwhile`` is what others do while a request is under way; ``calm``: no request fails; ``dead``: none is made;
+    ``is_cut_off``: none arrives.
     """
 
     def __init__(
@@ -155,7 +161,7 @@ class FaultyBucket:
         meanwhile: Callable[[], None] = lambda: None,
     ) -> None:
         self.url = "memory://bucket"
-        self.calm = self.dead = False
+        self.calm = self.dead = self.is_cut_off = False
         self.rate = rng.choice((0.03, 0.1, 0.2))
         self._who = who
         self.shelf = shelf
@@ -224,6 +230,8 @@ class FaultyBucket:
         """One request; its result. None of a swap that changed nothing."""
         if self.dead:
             raise Died
+        if self.is_cut_off and not self.calm:
+            raise ObjectStoreError(self.url, what, "cannot connect")
         self.shelf.arrive(self._rng, self._seen)
         fault = "" if self.calm or self._rng.random() >= self.rate else self._rng.choice(faults)
         if not fault:

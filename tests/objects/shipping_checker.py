@@ -13,11 +13,13 @@ Every machine writes down what it did, the object store what took effect there, 
     ["ends", machine, number, verdict, [[place, offset], ...], place]    a transaction, and where it commits a position
     ["commits", machine, place, offset]                     a position outside of transactions, of what is on disk
     ["put", who, key, digest], ["deleted", who, ms, [key, ...]]
-    ["manifest", who, ms, nonce, epoch, {place: entry}, [key, ...], {key: condemned since}]
+    ["manifest", who, ms, nonce, epoch, {place: entry}, [key, ...], {key: condemned since},
+                                                            is handed over]
     ["restores", label], ["refused", label, why]
     ["restored", label, nonce, {place: {base: [size, digest]}}]          as the files lie there
     ["found", label, how, {place: content}, [[place, offset, number], ...]]   how: "restore", "takeover" or "restart"
     ["followed", who, nonce, {place: {base: [size, digest]}}, {place: content}, positions]    "": it failed half way
+    ["set aside", machine, {place: [[offset, record], ...]}]    what its folder contains that was not shipped
     ["error", who, text]                                    what should not have happened
 
 A place is "<topic id>/<partition>", a record "<number>/<key>", with "@<timestamp>" where it was read. An entry of a
@@ -184,7 +186,22 @@ class Checker:
             if how == "truncate":
                 self._truncated.add(place)
 
+    def _on_set_aside(self, who: str, contents: dict[Place, list[tuple[int, str]]]) -> Iterator[str]:
+        """Check that the folder of a former owner still has what was never shipped."""
+        machine = self._machines[who]
+        if not machine.is_fenced:
+            yield f"unfenced: {who} was set aside, and its processes could still append"
+        for place, content in machine.content.items():
+            if place.partition("/")[0] in self._compacted:
+                continue
+            shipped, found = machine.shipped.get(place, 0), dict(contents.get(place, ()))
+            for offset, record in content.items():
+                if offset >= shipped and found.get(offset) != record:
+                    yield f"set aside: {record} at offset {offset} of {place} is not in the folder of {who}"
+
     def _on_deletes(self, who: str, topic: str) -> None:
+        for place in [place for place in self._machines[who].content if place.startswith(f"{topic}/")]:
+            del self._machines[who].content[place]
         if self._is_owner(who):
             self._deleted_topics.add(topic)
 
@@ -218,7 +235,7 @@ class Checker:
 
     def _on_manifest(
         self, who: str, now_ms: int, nonce: str, epoch: int, entries: dict[Place, dict[str, Any]], keys: list[str],
-        condemned: dict[str, int],
+        condemned: dict[str, int], is_handed_over: bool,
     ) -> Iterator[str]:  # fmt: skip
         if epoch < self._epoch:
             yield f"two owners: {who} put a manifest of epoch {epoch}, and {self._epoch} owns it"
@@ -233,18 +250,28 @@ class Checker:
                 yield f"dangling: the manifest that {who} put refers to {key}, which is not there"
         for place, entry in entries.items():
             promised = self._promised.setdefault(place, {})
-            promised[epoch] = max(entry["ceiling"], promised.get(epoch, 0))
+            promised[epoch] = max(entry["ceiling"], 0 if is_handed_over else promised.get(epoch, 0))
             highest, whose = self._highest.get(place, (-1, ""))
             if highest >= entry["ceiling"]:
                 yield f"unpromised: {whose} handed out offset {highest} of {place}, and {entry['ceiling']} is promised"
             for base, (size_bytes, digest) in entry["segments"].items():
                 if size_bytes and digest not in self._held[place, base]:
                     self._unseen.append((who, place, base, digest))
+        if is_handed_over:
+            yield from self._handed_over(who, entries)
         covered: defaultdict[Place, list[int]] = defaultdict(list)
         for place, offset in self._acknowledged:
             covered[place].append(offset)
         for place, offsets in covered.items():
             yield from self._covered(place, offsets, f"it was shipped, and the manifest that {who} put has it no more")
+
+    def _handed_over(self, who: str, entries: dict[Place, dict[str, Any]]) -> Iterator[str]:
+        """Whatever the owner has appended is in the object store, and the next owner must have it."""
+        for place, entry in entries.items():
+            if entry["ceiling"] != entry["end"]:
+                yield f"gap: {who} hands over {place} up to {entry['end']}, and promises {entry['ceiling']}"
+        content = self._machines[who].content
+        self._acknowledged.update(dict.fromkeys((place, offset) for place in content for offset in content[place]))
 
     # ------------------------------------------------------------ what a restore brings
 
@@ -283,6 +310,8 @@ class Checker:
             if how != "restart" and entry is not None:
                 machine.resumed[place] = content["end"]
                 reused = [base for base, _ in content["batches"] if entry["end"] <= base < entry["ceiling"]]
+                if how == "takeover" and content["end"] > entry["ceiling"]:
+                    yield f"gap: {place} of {label} at {content['end']}, and only {entry['ceiling']} was promised"
                 if reused or content["end"] < entry["ceiling"]:
                     at = min([*reused, content["end"]])
                     yield f"resumed: {place} of {label} at {at}, and offsets below {entry['ceiling']} are taken"

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from logs import FakeClock, NoSyncFileSystem, tree_bytes
+from msgspec.structs import replace
 from objects.faulty_bucket import FaultyBucket
 
 from segmentlog.errors import CorruptBatch, SegmentlogError
 from segmentlog.format.batch import decode_header
+from segmentlog.format.hand_over import HandOver
 from segmentlog.format.stub import decode_stub
 from segmentlog.groups.committed_offsets import Encoded, encode
 from segmentlog.log.partition import Partition
@@ -22,6 +24,7 @@ from segmentlog.objects.ownership.binding import read_binding
 from segmentlog.objects.upload.shipper import Shipper
 from segmentlog.producing.producer import Producer
 from segmentlog.records import Record, SegmentInfo, TopicPartition
+from segmentlog.storage.hand_over_file import change_hand_over, read_hand_over
 from segmentlog.store import LogStore
 
 Note = Callable[..., None]
@@ -68,6 +71,8 @@ class Machine:
         self._seen: dict[str, Any] = {}
         self._told: dict[str, int] = {}
         self.transactions: list[OpenTransaction] = []
+        self.is_dead = False
+        """All its processes have ended, until it returns."""
         self.is_busy = False
         """It is in the middle of shipping."""
         self.bucket = bucket()
@@ -124,6 +129,28 @@ class Machine:
         self._seen = {}
         self.open()
 
+    # ------------------------------------------------------------ a hand-over
+
+    def request_hand_over(self, wait_ms: int, ship_ms: int) -> bool:
+        """Request a hand-over as the command does. Return whether the machine takes itself for the owner."""
+        fs, path = NoSyncFileSystem(), str(self.path)
+        binding = read_binding(fs, path)
+        if binding is None or not binding.begun or binding.fenced:
+            return False
+        found = read_hand_over(fs, path)
+        if found is None or not found.is_active:
+            until_ms = self._clock.now_ms() + ship_ms
+            wanted = HandOver(stage="requested", owner_id=binding.owner_id, wait_ms=wait_ms, until_ms=until_ms)
+            change_hand_over(fs, path, found, wanted)
+        return True
+
+    def cancel_hand_over(self) -> None:
+        """Give a hand-over up as the interrupted command does."""
+        fs, path = NoSyncFileSystem(), str(self.path)
+        found = read_hand_over(fs, path)
+        if found is not None and found.is_active:
+            change_hand_over(fs, path, found, replace(found, until_ms=0, reason="it was interrupted"))
+
     # ------------------------------------------------------------ what can be seen
 
     @property
@@ -141,6 +168,8 @@ class Machine:
 
     def observe(self) -> None:
         """Note what files there are by now, and how far they are said to be shipped."""
+        if self.is_dead:
+            return
         for place, log in self._logs(internal=True):
             state = log.handle.page.log.read()
             if self._seen.get(place) != state:

@@ -40,7 +40,7 @@ class DamagedBucket:
     def __init__(self, bucket: FaultyBucket, rng: random.Random, objects: dict[str, tuple[bytes, str]]) -> None:
         self.url = bucket.url
         self._bucket = bucket
-        self.key = rng.choice([MANIFEST_KEY, *sorted(objects)])
+        self.key = rng.choice([MANIFEST_KEY, *(key for key in sorted(objects) if objects[key][0])])
         data = objects[self.key][0]
         at = rng.randrange(len(data))
         flipped = data[:at] + bytes([data[at] ^ 1 << rng.randrange(8)]) + data[at + 1 :]

@@ -51,7 +51,8 @@ _OFTEN = {"append": 26, "tick": 24, "flush": 5, "roll": 4, "read": 3}
 _SELDOM = {
     "begin transaction": 3, "send": 4, "commit": 4, "abort": 1, "commit positions": 2, "trim": 2, "truncate": 1,
     "compact": 3, "recreate": 1, "rename": 1, "add partition": 1, "new topic": 1, "gc": 2, "second shipper": 1,
-    "copy": 1, "restore": 2, "damaged restore": 1, "takeover": 2, "follow": 8, "kill follower": 1,
+    "copy": 1, "restore": 2, "damaged restore": 1, "takeover": 2, "hand over": 2, "give up": 1,
+    "follow": 8, "kill follower": 1,
 }  # fmt: skip
 _ALONE = {"kill": 2, "restart": 2, "power cut": 2}
 """What cannot happen to a machine in the middle of its own shipping, but by its death."""
@@ -165,6 +166,8 @@ class Trial:
                 ("log.append.appender.OFFSET_CEILING_STEP", 10),
                 ("log.offset_grants.OFFSET_CEILING_STEP", 20),
                 ("policy.upload_policy.GRANT_MIN", 60),
+                ("objects.ownership.claim.FILES_PARALLEL", 0),
+                ("objects.upload.hand_over_steps._TRANSACTIONS_MS", self.rng.choice((0, 0, 50))),
                 *[
                     (f"{room}.TAIL_BYTES", 800)
                     for room in ("policy.upload_policy", "objects.upload.plan")
@@ -486,6 +489,25 @@ class Trial:
         if len(self.machines) < _MACHINES_MAX:
             self._restores.take_over()
 
+    def _hand_over(self, machine: Machine) -> None:
+        """Request a hand-over; the machine ships for a while, and mostly another machine takes the store over."""
+        if not machine.request_hand_over(self.rng.choice((1, 50, 50, 500, 5_000)), self.rng.choice((100, 5_000))):
+            return
+        for _ in range(self.rng.choice((0, 1, 3, 3, 6))):
+            if machine.is_busy:
+                return
+            self.clock.advance(self.rng.choice((0, 1, 20)))
+            self._do("tick", self._tick, machine)
+            self._do("append", self._append, machine)
+        if self.shelf.is_handed_over():
+            self.seen["handed over"] += 1
+            if self.rng.random() < 0.5:
+                self._takeover(machine)
+
+    def _give_up(self, machine: Machine) -> None:
+        """Interrupt the command that has requested a hand-over."""
+        machine.cancel_hand_over()
+
     def _follow(self, machine: Machine) -> None:
         self.rng.choice(self._followers).turn()
 
@@ -506,6 +528,7 @@ class Trial:
             self._restores.take_over(calm=True)
         owner = self.owner
         owner.bucket.calm = True
+        self.clock.advance(10_000)  # a hand-over that is under way is given up
         for _ in range(3):
             with suppress(ObjectStoreError):  # of uploads that failed before
                 owner.shipper.run_cycle()

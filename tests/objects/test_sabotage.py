@@ -117,7 +117,7 @@ def _put_evicted(self: Shipper, manifest: Any) -> None:
 
 
 SABOTAGES: dict[str, Callable[[], Any]] = {
-    "offsets without grants": patched("segmentlog.log.append.appender.read_grant", lambda *_: None),
+    "offsets without grants": patched("segmentlog.log.handle.Handle.read_grant", lambda *_: None),
     "a restore that resumes at the end": patched(
         "segmentlog.objects.restore.restore.Checkpoint",
         lambda **fields: Checkpoint(**{**fields, "offset_ceiling": fields["recovery_offset"]}),
@@ -147,6 +147,18 @@ SABOTAGES: dict[str, Callable[[], Any]] = {
         f"{_OBJECTS}.upload.tail_uploader.Tail", lambda number, object=None, data=b"": Tail(number, object, data[::-1])
     ),
     "evicted before the manifest says so": patched(f"{_OBJECTS}.upload.shipper.Shipper._publish", _put_evicted),
+    "appends that are not stopped": patched(
+        "segmentlog.storage.ship_signals.ShipSignals.are_appends_stopped", lambda *_, **__: False
+    ),
+    "a store that is handed over before all of it is shipped": patched(
+        f"{_OBJECTS}.upload.hand_over_steps.HandOverSteps._find_missing", lambda *_: ""
+    ),
+    "a store that is taken back without its grants": patched(
+        f"{_OBJECTS}.upload.hand_over_steps.HandOverSteps._local_grant", lambda *_: 0
+    ),
+    "a store that is taken back without a put": patched(
+        f"{_OBJECTS}.upload.hand_over_steps.HandOverSteps._raised", lambda self, manifest, now_ms: manifest
+    ),
     "files kept for their size": patched(
         "segmentlog.objects.replica.downloads._contains_range", lambda current, part: len(current) >= part.end
     ),
@@ -154,8 +166,13 @@ SABOTAGES: dict[str, Callable[[], Any]] = {
 
 _LED_THERE: dict[str, dict[str, Any]] = {
     "parts believed to lie there": {"in_parts": True, "often": {"gc": 20}},
+    "a store that is taken back without its grants": {"often": {"hand over": 30}},
+    "a store that is taken back without a put": {"often": {"hand over": 30}},
 }
-"""What a life is like, where the harm is met in one of thirty else: somebody sweeps between two tries of a part."""
+"""What a life is like, where the harm is met in one of thirty else: somebody sweeps between two tries of a part.
+
+The cycle that takes a store back raises all grants again, a moment later. So the harm shows only if that put fails.
+"""
 
 
 @pytest.mark.long

@@ -23,7 +23,7 @@ from segmentlog.policy.replication import (
     LeaderAndIsr,
     Proposal,
     Refused,
-    Role,
+    ReplicaRole,
     TermStart,
 )
 from segmentlog.records import EpochStart, LostRange
@@ -195,18 +195,18 @@ def test_a_late_read_of_the_document_changes_nothing() -> None:
 @pytest.mark.parametrize(
     ("replica", "term", "is_leading", "candidate_term", "role", "next_term"),
     [
-        (A, 4, True, 0, Role.LEAD, 4),
-        (A, 4, False, 0, Role.STAND, 4),  # restarted
-        (A, 3, True, 0, Role.STAND, 4),  # it led an older term, and a late swap won
-        (A, 3, False, 4, Role.SUCCEED, 4),
-        (ReplicaId("a", "1"), 3, False, 4, Role.STAND, 4),  # it lost confirmed records since
-        (A, 5, True, 0, Role.FOLLOW, 5),  # an old document
-        (B, 3, True, 0, Role.FOLLOW, 4),
-        (B, 4, False, 5, Role.FOLLOW, 4),  # its proposal has not won yet
+        (A, 4, True, 0, ReplicaRole.LEAD, 4),
+        (A, 4, False, 0, ReplicaRole.STAND, 4),  # restarted
+        (A, 3, True, 0, ReplicaRole.STAND, 4),  # it led an older term, and a late swap won
+        (A, 3, False, 4, ReplicaRole.SUCCEED, 4),
+        (ReplicaId("a", "1"), 3, False, 4, ReplicaRole.STAND, 4),  # it lost confirmed records since
+        (A, 5, True, 0, ReplicaRole.FOLLOW, 5),  # an old document
+        (B, 3, True, 0, ReplicaRole.FOLLOW, 4),
+        (B, 4, False, 5, ReplicaRole.FOLLOW, 4),  # its proposal has not won yet
     ],
 )
 def test_a_machine_that_read_the_document(
-    replica: ReplicaId, term: int, is_leading: bool, candidate_term: int, role: Role, next_term: int
+    replica: ReplicaId, term: int, is_leading: bool, candidate_term: int, role: ReplicaRole, next_term: int
 ) -> None:
     """It leads only a term that this process has won, and never returns to a lower term."""
     verdict = policy.decide_role(replica, term, THREE, is_leading=is_leading, candidate_term=candidate_term)

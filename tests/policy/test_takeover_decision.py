@@ -19,15 +19,18 @@ class Watched:
     def step(
         self, probes: Sequence[ProbeResult], nonce: str | None = "n", *, after_s: float = 1.0, has_nodes: bool = True,
         is_handed_over: bool = False, is_complete: bool = True, owner_id: str = "o",
+        is_ended: bool = False,
     ) -> TakeoverDecision:  # fmt: skip
         """Observe once; ``nonce`` None: the manifest cannot be read."""
         self.now_s += after_s
         if nonce is None:
             self.watch.observe_unreadable(self.now_s)
         else:
-            self.watch.observe_manifest(self.now_s, nonce, owner_id, has_nodes=has_nodes, is_handed_over=is_handed_over)
+            self.watch.observe_manifest(
+                self.now_s, nonce, owner_id, has_nodes=has_nodes, is_handed_over=is_handed_over, is_ended=is_ended
+            )
         self.watch.observe_probes(self.now_s, probes)
-        return self.watch.decide(self.now_s, is_complete=is_complete)
+        return self.watch.decide(is_complete=is_complete)
 
     def due_after(self, probes: Sequence[ProbeResult], limit: int = 60) -> int:
         """Return after how many seconds of the same observation the takeover is due; -1 if never."""
@@ -87,7 +90,7 @@ def test_a_manifest_that_cannot_be_read_says_nothing() -> None:
     assert watched.due_after([REFUSED]) == 3
 
 
-@pytest.mark.parametrize("gap_s", [3.5, 60.0, -5.0])
+@pytest.mark.parametrize("gap_s", [61.0, 3600.0, -5.0])
 def test_time_that_was_not_observed_does_not_count(gap_s: float) -> None:
     """The standby itself was stopped, or its clock went back: the owner may have answered meanwhile."""
     watched = Watched()
@@ -95,6 +98,47 @@ def test_time_that_was_not_observed_does_not_count(gap_s: float) -> None:
         watched.step([REFUSED])
     assert not watched.step([REFUSED], after_s=gap_s).is_due
     assert watched.due_after([REFUSED]) == 2  # the third second after the gap
+
+
+def test_slow_cycles_take_longer() -> None:
+    """Each request takes four seconds: each cycle counts as one second, and the takeover is still due in the end."""
+    watched = Watched()
+    watched.step([ALIVE])
+    for _ in range(3):
+        assert not watched.step([REFUSED], after_s=4.0).is_due
+    assert watched.step([REFUSED], after_s=4.0).is_due
+
+
+def test_a_short_stop_counts_as_one_second() -> None:
+    """The standby was stopped for 50 seconds, and finds the same before and after."""
+    watched = Watched()
+    for _ in range(3):
+        watched.step([REFUSED])
+    assert watched.step([REFUSED], after_s=50.0).is_due  # the third second
+    watched.step([ALIVE])
+    watched.step([REFUSED])
+    assert not watched.step([REFUSED], after_s=50.0).is_due
+
+
+def test_an_owner_that_has_ended_shipping_keeps_its_store() -> None:
+    """Its server may run on without shipping; a takeover would assign its offsets a second time."""
+    watched = Watched()
+    watched.step([ALIVE])
+    for _ in range(60):
+        decision = watched.step([REFUSED], is_ended=True)
+        assert not decision.is_due
+    assert "has ended shipping" in decision.reason
+
+
+def test_a_new_owner_that_dies_before_its_first_answer() -> None:
+    """An earlier owner has answered this machine, so that the network works: the takeover is due after five minutes."""
+    watched = Watched()
+    watched.step([ALIVE])
+    for _ in range(300):
+        decision = watched.step([REFUSED], owner_id="another")
+        assert not decision.is_due
+    assert "has never answered this machine; it has shipped nothing for 300.0 s" in decision.reason
+    assert watched.step([REFUSED], owner_id="another").is_due
 
 
 def test_a_store_without_a_server_is_never_taken_over() -> None:
@@ -123,7 +167,8 @@ def test_an_incomplete_replica_waits() -> None:
 def test_an_owner_that_never_answered_is_not_missing() -> None:
     """A wrong address or a firewall would make a healthy owner lose its store whenever it is idle."""
     watched = Watched()
-    for _ in range(60):
+    watched.watch.answered_owner = ""
+    for _ in range(600):
         decision = watched.step([REFUSED], owner_id="another")
         assert not decision.is_due
     assert "never answered this machine" in decision.reason

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 from segmentlog.policy import replica_fetch
 from segmentlog.policy import replication as policy
 from segmentlog.policy.replica_fetch import Confirmation, EpochEnd, HighWatermark, LogHistory, ReplicaFetch, ReplicaId
-from segmentlog.policy.replication import DiskEvidence, JoinProgress, LeaderAndIsr, Proposal, Role, TermStart
+from segmentlog.policy.replication import DiskEvidence, JoinProgress, LeaderAndIsr, Proposal, ReplicaRole, TermStart
 from segmentlog.records import EpochStart, LostRange
 
 NAMES: Final = ("a", "b", "c")
@@ -401,12 +401,12 @@ def _learn(cluster: Cluster, index: int, read: LeaderAndIsr, setting: Setting) -
     verdict = policy.decide_role(
         replica, machine.term, membership, is_leading=machine.is_leading, candidate_term=machine.candidate_term
     )
-    if verdict.role is Role.LEAD:
+    if verdict.role is ReplicaRole.LEAD:
         proposals = policy.undecided_proposals(membership, machine.proposals)
         return _with(cluster, index, membership=membership, proposals=proposals)
     changes: dict[str, Any] = {"membership": membership, "term": verdict.term, "candidate_term": 0}
     changes |= {"is_leading": False, "proposals": (), "confirmations": (), "start": None}
-    if verdict.role is Role.SUCCEED:
+    if verdict.role is ReplicaRole.SUCCEED:
         start = policy.begin_term(membership, history(machine.log), machine.ceiling, setting.step)
         lost = Entry(start.log_end_offset, start.next_offset, start.term, LOST)
         changes |= {"is_leading": True, "start": start, "ceiling": start.offset_ceiling}

@@ -26,7 +26,7 @@ from segmentlog.policy.replication import (
     LeaderAndIsr,
     Proposal,
     Refused,
-    Role,
+    ReplicaRole,
     RoleVerdict,
     TermStart,
 )
@@ -141,7 +141,7 @@ def leads_again(
     verdict: RoleVerdict = real["decide_role"](
         replica, term, membership, is_leading=is_leading, candidate_term=candidate_term
     )
-    return verdict._replace(role=Role.SUCCEED) if verdict.role is Role.STAND else verdict
+    return verdict._replace(role=ReplicaRole.SUCCEED) if verdict.role is ReplicaRole.STAND else verdict
 
 
 def reads_old_document(known: LeaderAndIsr | None, read: LeaderAndIsr) -> LeaderAndIsr:

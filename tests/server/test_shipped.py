@@ -6,6 +6,8 @@ import contextlib
 import os
 import signal
 import subprocess
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,13 +19,15 @@ from waiting import wait_until
 from wire import Sent, foreign
 
 import segmentlog
-from segmentlog.errors import InvalidConfig, StoreFenced
+from segmentlog.errors import HandOverInProgress, InvalidConfig, ShippingRefused, StoreFenced, UnknownTopic
 from segmentlog.objects.bucket.local_bucket import LocalBucket
+from segmentlog.objects.manifest.load import require_manifest
 from segmentlog.objects.restore.restore import restore
 from segmentlog.objects.takeover import take_over
 from segmentlog.server.codec.generated import produce
 from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.embedded import Server
+from segmentlog.server.error_codes import coordinator_code_of
 from segmentlog.store import LogStore
 
 confluent_kafka = pytest.importorskip("confluent_kafka")
@@ -193,6 +197,38 @@ def test_clients_of_a_machine_that_was_taken_over_are_sent_away(
     assert told(server, [b"third"], acks=1) is ErrorCode.NOT_LEADER_OR_FOLLOWER
     with pytest.raises(StoreFenced):
         server.store.topic("t").partition(0).append([b"fourth"])
+
+
+def test_clients_retry_while_the_store_is_handed_over(tmp_path: Path, server: Server, bucket: LocalBucket) -> None:
+    """They look for the leader again, as after an election; so they continue at this machine if nobody takes over."""
+    assert told(server, [b"first"]) is ErrorCode.NONE
+    codes = []
+
+    def ask() -> None:
+        while not require_manifest(bucket)[0].is_handed_over:
+            time.sleep(0.01)
+        codes.extend([told(server, [b"second"]), told(server, [b"second"], acks=1)])
+
+    client = threading.Thread(target=ask)
+    client.start()
+    with pytest.raises(ShippingRefused, match="no machine took it over"):
+        server.store.shipping.hand_over(wait_ms=1_000)
+    client.join()
+    assert codes == [ErrorCode.NOT_LEADER_OR_FOLLOWER] * 2
+    assert told(server, [b"second"]) is ErrorCode.NONE
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (HandOverInProgress("__consumer_offsets/0"), ErrorCode.NOT_COORDINATOR),
+        (StoreFenced("__consumer_offsets/0", "m2"), ErrorCode.NOT_COORDINATOR),
+        (UnknownTopic("t", "it was deleted"), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+    ],
+)
+def test_a_coordinator_sends_clients_to_another_coordinator(error: Exception, code: ErrorCode) -> None:
+    """Clients raise NOT_LEADER_OR_FOLLOWER of a commit to the application; they retry NOT_COORDINATOR."""
+    assert coordinator_code_of(error) is code
 
 
 # ---------------------------------------------------------------- how it is begun

@@ -21,7 +21,6 @@ from segmentlog.log.producer_state import ProducerStamp, ProducerStates
 from segmentlog.log.recovery.open_partition import finish_interrupted_append
 from segmentlog.policy.roll import should_roll
 from segmentlog.storage.fs import DiskFailed
-from segmentlog.storage.grant_file import read_grant
 from segmentlog.storage.interrupt_check import is_interrupt
 from segmentlog.storage.interrupt_safe import EXCLUSIVE, UNLOCK, interrupt_safe_context
 from segmentlog.storage.state_page import (
@@ -490,7 +489,7 @@ class Appender:
             handle.fail(
                 f"it has used up its numbers (offset {log.log_end_offset}, epoch {log.epoch}): create a new topic"
             )
-        granted = read_grant(handle.fs, handle.folder)
+        granted = handle.read_grant()
         if granted is not None:
             if next_offset >= granted.end_offset:
                 handle.ledger.request_offsets(next_offset)

@@ -61,5 +61,7 @@ def wait_granted(handle: Handle, ceiling: int, *, at_once: bool) -> bool:
         granted = read_grant(handle.fs, handle.folder)
         if granted is None or granted.end_offset > ceiling or granted.fenced:
             return True
+        if signals.are_appends_stopped(handle.topic, has_grant=True):
+            return True  # the next attempt raises
         signals.wait(_POLL_S)
     return False

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Sequence
-from fnmatch import fnmatchcase
 from typing import Final
 
 import xxhash
@@ -33,6 +32,7 @@ from segmentlog.log.handle import Handle
 from segmentlog.log.partition import Partition
 from segmentlog.log.segment_tiering import is_remote
 from segmentlog.log.transaction_index import SegmentAborts, read_sealed_aborts, write_txn_index
+from segmentlog.policy.shipped_topics import is_selected
 from segmentlog.policy.upload_policy import LocalLog, LocalSegment
 from segmentlog.records import EpochStart
 from segmentlog.storage.file_operations import read_file
@@ -62,11 +62,6 @@ def scan_order(names: list[str]) -> list[str]:
     """Return the topics in the order in which their partitions must be scanned."""
     rest = [name for name in names if name not in INTERNAL_TOPICS]
     return [*(name for name in _FIRST if name in names), *rest, *(name for name in _LAST if name in names)]
-
-
-def is_selected(name: str, patterns: tuple[str, ...]) -> bool:
-    """Return whether a topic is shipped: it is internal, or its name matches, or there are no patterns."""
-    return name in INTERNAL_TOPICS or not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def topics_to_ship(

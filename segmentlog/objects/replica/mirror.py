@@ -33,12 +33,12 @@ from segmentlog.log.handle import Handle
 from segmentlog.log.replica_log import PublishedState, ReplicaLog
 from segmentlog.objects.bucket.base import Bucket, ObjectMissing
 from segmentlog.objects.bucket.upload_pool import PARALLEL, run_parallel
-from segmentlog.objects.local.partition_snapshot import is_selected
 from segmentlog.objects.manifest.load import require_manifest
 from segmentlog.objects.manifest.object_ranges import ObjectRanges, file_size, segment_ranges
 from segmentlog.objects.replica.downloads import Downloader, MoveIntoPlace
 from segmentlog.objects.restore.restore import checkpoint_of
 from segmentlog.policy.lost_ranges import count_offsets
+from segmentlog.policy.shipped_topics import is_selected
 from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.segment import segment_stem
 from segmentlog.topics.topic_folders import TopicFile, TopicFolders
@@ -219,6 +219,8 @@ class Mirror:
             check_topic_name(topic.name, internal=True)  # the name becomes a folder
             folder = f"{self._path}/{topic.name}"
             if topic.id in renamed:
+                if self._fs.exists(folder) and not self._fs.exists(f"{folder}/{TOPIC_FILE}"):
+                    self._fs.remove_tree(folder)  # a refresh was interrupted while it created a topic of that name
                 self._fs.rename(renamed.pop(topic.id), folder)
             self._write_topic(folder, topic)
         for folder in renamed.values():

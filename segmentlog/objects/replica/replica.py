@@ -23,7 +23,13 @@ import msgspec
 from segmentlog.arguments import as_bool, as_int, as_patterns
 from segmentlog.clock import Clock
 from segmentlog.errors import ShippingRefused
-from segmentlog.format.file_names import FORMAT_VERSION, MACHINE_FILES, REPLICA_FILE, REPLICA_STATUS_FILE, STORE_FILE
+from segmentlog.format.file_names import (
+    FORMAT_VERSION,
+    REPLICA_FILE,
+    REPLICA_STATUS_FILE,
+    STORE_FILE,
+    is_machine_file,
+)
 from segmentlog.format.manifest import Manifest
 from segmentlog.objects.bucket.base import Bucket
 from segmentlog.objects.bucket.upload_pool import PARALLEL
@@ -270,7 +276,7 @@ def is_harmless(name: str) -> bool:
     """Return whether a file may be in the folder of a new replica: hidden, the machine's own, or left by a start that
     was interrupted.
     """
-    return name.startswith((".", REPLICA_FILE)) or name in MACHINE_FILES
+    return name.startswith((".", REPLICA_FILE)) or is_machine_file(name)
 
 
 def _status(url: str, status: MirrorStatus, now_ms: int) -> ReplicaStatus:

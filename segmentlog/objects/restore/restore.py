@@ -33,19 +33,18 @@ from segmentlog.format.file_names import (
     FORMAT_VERSION,
     GRANT_FILE,
     LOG_SUFFIX,
-    MACHINE_FILES,
     RESTORING_FILE,
     SHIP_FILE,
     SHIPPED_FILES,
     SNAPSHOT_SUFFIX,
     STORE_FILE,
     check_topic_name,
+    is_machine_file,
     segment_name,
 )
 from segmentlog.format.manifest import Chunk, Manifest, ShippedPartition, ShippedSegment, ShippedTopic, Stored
 from segmentlog.objects.bucket.base import Bucket, Data, ObjectMissing
 from segmentlog.objects.bucket.url import open_bucket
-from segmentlog.objects.local.partition_snapshot import is_selected
 from segmentlog.objects.manifest import checksums
 from segmentlog.objects.manifest.checksums import is_same_file, read_verified_parts, verify_object
 from segmentlog.objects.manifest.load import require_manifest
@@ -54,6 +53,7 @@ from segmentlog.objects.ownership.binding import is_bound
 from segmentlog.objects.restore.cut_points import Piece, RestoreTarget, parse_target
 from segmentlog.objects.restore.parallel_jobs import Job, run_jobs
 from segmentlog.objects.restore.point_in_time import CutPartition, PointInTimeRestore
+from segmentlog.policy.shipped_topics import is_selected
 from segmentlog.records import LostRange
 from segmentlog.storage.checkpoint_file import CheckpointFile
 from segmentlog.storage.file_locks import folder_exclusively_locked
@@ -66,7 +66,6 @@ _MANIFESTS_MAX: Final = 20
 """Give up a restore after the manifest has changed this often during it."""
 
 _MARKER: Final = "a transaction marker that was not on disk at the last upload; no record is missing"
-_HARMLESS_NAMES: Final = MACHINE_FILES | {SHIP_FILE}
 
 Progress = Callable[[int, int], None]
 """Called with (restored bytes, bytes in total)."""
@@ -446,4 +445,4 @@ def checkpoint_of(partition: ShippedPartition, recovery_offset: int, recovery_po
 
 def _is_harmless(name: str) -> bool:
     """Return whether a file may be in the folder of a new restore: hidden, or left by a start that was interrupted."""
-    return name.startswith((".", RESTORING_FILE)) or name in _HARMLESS_NAMES
+    return name.startswith((".", RESTORING_FILE, SHIP_FILE)) or is_machine_file(name)

@@ -14,9 +14,14 @@ import contextlib
 import json
 import logging
 import os
+import stat
+from itertools import islice
+from typing import Final
 
+from segmentlog.clock import Clock
 from segmentlog.errors import ShippingRefused
 from segmentlog.format.file_names import (
+    ADMINISTRATION_FILE,
     FORMER_FOLDER,
     LOG_SUFFIX,
     MACHINE_FILES,
@@ -29,43 +34,83 @@ from segmentlog.format.manifest import Manifest
 from segmentlog.objects.bucket.base import Bucket
 from segmentlog.objects.manifest.load import require_manifest
 from segmentlog.objects.ownership.binding import read_binding, remove_binding
+from segmentlog.objects.standby.unshipped import find_unshipped
 from segmentlog.storage.file_operations import link_over, replace_file
 from segmentlog.storage.fs import FileSystem
+from segmentlog.topics.topic_admin import TopicAdmin
+from segmentlog.topics.topic_folders import TopicFolders
+
+_KEPT: Final = MACHINE_FILES | {REPLICA_FILE, SHIP_FILE, ADMINISTRATION_FILE}
+"""Names that stay in the folder: those of the machine, and the locks."""
+
+_LOGGED_MAX: Final = 100
+"""The log names so many ranges of offsets that were not shipped."""
 
 logger = logging.getLogger("segmentlog")
 
 
-def set_aside_former_store(bucket: Bucket, fs: FileSystem, path: str) -> str:
+def set_aside_former_store(bucket: Bucket, fs: FileSystem, path: str, clock: Clock | None = None) -> str:
     """Make the folder ``path`` of a former owner an empty replica, and return the folder with the former store.
 
     The store must be fenced, so that no process appends to it meanwhile. Raise `ShippingRefused` if it is not, or if
-    it was not shipped to the URL; `ObjectStoreError`.
+    it was not shipped to the URL. Raise `PartitionBusy` if a process uses its files for long, and `ObjectStoreError`.
     """
     manifest, _ = require_manifest(bucket)
     binding = read_binding(fs, path)
     if binding is None or binding.url != bucket.url:
         raise ShippingRefused(bucket.url, f"{path} is not a store that was shipped to this URL")
-    if not binding.fenced and fs.exists(f"{path}/{STORE_FILE}"):
+    if manifest.owner.id == binding.owner_id:
+        raise ShippingRefused(bucket.url, f"{path} is the store of the owner")
+    if not binding.fenced:
         raise ShippingRefused(bucket.url, f"{path} is not fenced: its processes may still append to it")
-    former = f"{path}/{FORMER_FOLDER}/{binding.owner_epoch}"
+    former = _former_folder(fs, path, binding.owner_epoch)
     fs.make_folders(former)
     fs.sync_folder(f"{path}/{FORMER_FOLDER}")
     fs.sync_folder(path)
-    # store.json first: from then on, no process opens a part of the store here.
-    for name in sorted(fs.listdir(path), key=lambda name: (name != STORE_FILE, name)):
-        if name not in MACHINE_FILES and name not in (REPLICA_FILE, SHIP_FILE):
-            fs.rename(f"{path}/{name}", _unused_path(fs, f"{former}/{name}"))
+    topics = TopicAdmin(fs, path, TopicFolders(fs, path))
+    with topics.locked():
+        # Move store.json first. From then on, no process opens the store, and open ones cannot change topics.
+        for name in sorted(fs.listdir(path), key=lambda name: (name != STORE_FILE, name)):
+            if name in _KEPT:
+                continue
+            if fs.is_folder(f"{path}/{name}"):
+                topics.set_aside(name, _unused_path(fs, f"{former}/{name}"))
+            elif _is_same_file(fs, f"{path}/{name}", f"{former}/{name}"):
+                fs.unlink(f"{path}/{name}")  # a power cut left both names of a file that was moved
+            else:
+                fs.rename(f"{path}/{name}", _unused_path(fs, f"{former}/{name}"))
             fs.sync_folder(former)
             fs.sync_folder(path)
-    content = {"url": bucket.url, "store_id": manifest.store_id, "topics": []}
-    replace_file(fs, f"{path}/{REPLICA_FILE}", json.dumps(content).encode() + b"\n")
+        for name in fs.listdir(former):  # an interrupted call may have moved folders without that
+            if fs.is_folder(f"{former}/{name}"):
+                topics.notify_moved(f"{former}/{name}")
+        content = {"url": bucket.url, "store_id": manifest.store_id, "topics": []}
+        replace_file(fs, f"{path}/{REPLICA_FILE}", json.dumps(content).encode() + b"\n")
     # The former store keeps no binding: no process must ever ship it again.
     remove_binding(fs, path)
-    logger.warning(
-        "%s: %s continues this store. The data of this machine is in %s; records that were not shipped are only there",
-        path, manifest.owner, former,
-    )  # fmt: skip
+    logger.warning("%s: %s continues this store. The data of this machine is in %s", path, manifest.owner, former)
+    for found in islice(find_unshipped(fs, former, manifest, clock or Clock()), _LOGGED_MAX):
+        logger.warning("%s: not shipped, and only in this folder: %s", former, found)
     return former
+
+
+def _former_folder(fs: FileSystem, path: str, epoch: int) -> str:
+    """Return the folder for the store in ``path``: a new one, or the one that an interrupted call has begun to fill."""
+    folder = f"{path}/{FORMER_FOLDER}/{epoch}"
+    number, newer = 1, folder
+    while fs.exists(f"{newer}/{STORE_FILE}"):
+        if _is_same_file(fs, f"{path}/{STORE_FILE}", f"{newer}/{STORE_FILE}"):
+            return newer
+        number += 1
+        folder, newer = newer, f"{path}/{FORMER_FOLDER}/{epoch}~{number}"
+    return newer if fs.exists(f"{path}/{STORE_FILE}") else folder
+
+
+def _is_same_file(fs: FileSystem, path: str, other: str) -> bool:
+    try:
+        return os.path.samestat(fs.lstat(path), fs.lstat(other))
+    except FileNotFoundError:
+        return False
 
 
 def _unused_path(fs: FileSystem, path: str) -> str:
@@ -74,30 +119,41 @@ def _unused_path(fs: FileSystem, path: str) -> str:
     wanted = path
     while fs.exists(path, follow=False):
         number += 1
-        path = f"{wanted}~{number}"
+        path = f"{wanted}@{number}"  # "@": not a topic
     return path
 
 
 def link_former_segments(fs: FileSystem, path: str, manifest: Manifest) -> None:
     """Give a new replica the sealed segments of former stores in its folder, so that it need not download them.
 
-    The replica compares them with the manifest's checksums, and downloads those that differ.
+    The replica compares them with the manifest's checksums, and downloads those that differ. Do nothing for a replica
+    that has been complete: it downloads only what is new.
     """
+    if fs.exists(f"{path}/{STORE_FILE}"):
+        return
     try:
         formers = [f"{path}/{FORMER_FOLDER}/{name}" for name in fs.listdir(f"{path}/{FORMER_FOLDER}")]
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return
-    for topic in manifest.topics:
-        for partition in topic.partitions:
-            folder = f"{topic.name}/{partition.number}"
-            for segment in partition.segments:
-                name = f"{folder}/{segment_name(segment.base_offset)}{LOG_SUFFIX}"
-                for former in formers:
-                    _link(fs, f"{former}/{name}", f"{path}/{name}", segment.log.size_bytes)
+    for former in filter(fs.is_folder, formers):
+        folders = TopicFolders(fs, former)
+        folders.store_id = manifest.store_id
+        names = folders.by_id()
+        for topic in manifest.topics:
+            if topic.id not in names:
+                continue
+            for partition in topic.partitions:
+                for segment in partition.segments:
+                    name = f"{partition.number}/{segment_name(segment.base_offset)}{LOG_SUFFIX}"
+                    source, target = f"{former}/{names[topic.id]}/{name}", f"{path}/{topic.name}/{name}"
+                    _link(fs, source, target, segment.log.size_bytes)
 
 
 def _link(fs: FileSystem, source: str, path: str, size_bytes: int) -> None:
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        if fs.stat(source).st_size == size_bytes and not fs.exists(path):
+    # Any failure only costs a download. Many systems refuse links to files of another user, or to a mounted folder.
+    with contextlib.suppress(OSError):
+        found = fs.stat(source)
+        is_writable = found.st_mode & stat.S_IWUSR  # a replica opens its files for writing
+        if found.st_size == size_bytes and is_writable and not fs.exists(path):
             fs.make_folders(os.path.dirname(path))
             link_over(fs, source, path)

@@ -18,16 +18,17 @@ from msgspec.structs import replace
 from segmentlog.arguments import as_int
 from segmentlog.clock import Clock
 from segmentlog.errors import ObjectStoreError, SegmentlogError
+from segmentlog.format.file_names import STORE_FILE
 from segmentlog.format.manifest import Manifest
 from segmentlog.format.server_file import ServerNode
 from segmentlog.objects.bucket.base import Bucket
 from segmentlog.objects.bucket.upload_pool import PARALLEL
 from segmentlog.objects.bucket.url import open_bucket
 from segmentlog.objects.manifest.load import read_manifest, require_manifest
-from segmentlog.objects.ownership.binding import read_binding
+from segmentlog.objects.ownership.binding import Binding, read_binding, remove_binding
 from segmentlog.objects.replica.replica import Replica
 from segmentlog.objects.standby.former_owner import link_former_segments, set_aside_former_store
-from segmentlog.objects.standby.roles import Role, find_role
+from segmentlog.objects.standby.roles import Role, can_take_effect, find_role
 from segmentlog.objects.standby.status import StandbyStatus, read_standby_status, write_standby_status
 from segmentlog.objects.takeover import take_over
 from segmentlog.policy.takeover_decision import OwnerWatch, ProbeResult, TakeoverSettings
@@ -36,6 +37,7 @@ from segmentlog.storage.fs import FileSystem
 logger = logging.getLogger("segmentlog")
 
 _INTERVAL_MAX_MS: Final = 60_000
+_FIRST: Final = "this machine is the first one: its store is not shipped to this URL yet"
 
 Probe = Callable[[Manifest], Collection[ProbeResult]]
 """Connects to each node of the manifest's owner, and returns what each connection showed."""
@@ -79,6 +81,8 @@ class Standby:
         last = read_standby_status(self._fs, path)
         self._watch = OwnerWatch(settings or TakeoverSettings(), last.answered_owner if last is not None else "")
         self._replica: Replica | None = None
+        self._abandoned: Binding | None = None
+        """The binding of a takeover that this machine has begun and given up."""
         self._is_complete = False
         self._last_logged = ""
         self.status = StandbyStatus(url=self._bucket.url, role=Role.WAITING.value)
@@ -107,10 +111,10 @@ class Standby:
                 reason = "no store is shipped to this URL yet; start the server of the first machine with --ship"
                 return StandbyStatus(url=self._bucket.url, role=role.value, reason=reason)
             if role is Role.OWNER:
-                found, reason = read_manifest(self._bucket), "this machine is the owner"
-                if found is None:  # the first machine, before its first upload
-                    return StandbyStatus(url=self._bucket.url, role=role.value, reason=reason)
-                return self._describe(found[0], role, reason)
+                found = read_manifest(self._bucket)
+                if found is None:  # nothing is shipped yet
+                    return StandbyStatus(url=self._bucket.url, role=role.value, reason=_FIRST)
+                return self._describe(found[0], role, "this machine is the owner")
             if role is Role.TAKING_OVER:
                 return self._take_over("an interrupted takeover is resumed")
             if role is Role.FORMER_OWNER:
@@ -121,25 +125,39 @@ class Standby:
         manifest = self._replica.manifest
         assert manifest is not None
         self._is_complete = True
+        if self._has_taken_effect(manifest):
+            return self._take_over("an earlier takeover of this machine has taken effect")
         self._watch.observe_manifest(
             self._now_s, manifest.nonce, manifest.owner.id,
-            has_nodes=bool(manifest.owner.nodes), is_handed_over=manifest.is_handed_over,
+            has_nodes=bool(manifest.owner.nodes), is_handed_over=manifest.is_handed_over, is_ended=manifest.ended,
         )  # fmt: skip
         self._watch.observe_probes(self._now_s, self._probe(manifest) if manifest.owner.nodes else ())
-        decision = self._watch.decide(self._now_s, is_complete=self._is_complete)
+        decision = self._watch.decide(is_complete=self._is_complete)
         if decision.is_due:
-            return self._take_over(decision.reason)
+            return self._take_over(decision.reason, decided_on=manifest.nonce)
         return self._describe(manifest, Role.STANDBY, decision.reason, is_blocked=decision.is_blocked)
 
     @property
     def _now_s(self) -> float:
         return self._clock.monotonic_ms() / 1000
 
+    def _has_taken_effect(self, manifest: Manifest) -> bool:
+        """Return whether the manifest names this machine, because of a takeover that was abandoned: its conditional put
+        arrived late. Forget the abandoned takeover if its put can have no effect any more.
+        """
+        if self._abandoned is None:
+            return False
+        if not can_take_effect(self._abandoned, manifest):
+            remove_binding(self._fs, self.path)
+            self._abandoned = None
+            return False
+        return manifest.owner.id == self._abandoned.owner_id
+
     def _set_aside(self) -> None:
         binding = read_binding(self._fs, self.path)
-        if binding is not None and not binding.fenced:
+        if binding is not None and not binding.fenced and self._fs.exists(f"{self.path}/{STORE_FILE}"):
             self._fence_store()
-        set_aside_former_store(self._bucket, self._fs, self.path)
+        set_aside_former_store(self._bucket, self._fs, self.path, self._clock)
 
     def _start_replica(self) -> None:
         replica = Replica(
@@ -151,17 +169,21 @@ class Standby:
         except BaseException:
             replica.close()
             raise
-        self._replica = replica
+        self._replica, self._abandoned = replica, read_binding(self._fs, self.path)
 
-    def _take_over(self, reason: str) -> StandbyStatus:
-        """Take the store over. If this fails, the next cycle finds out the role again."""
+    def _take_over(self, reason: str, *, decided_on: str = "") -> StandbyStatus:
+        """Take the store over. If this fails, the next cycle finds out the role again.
+
+        If the owner ships after the manifest ``decided_on`` was read, it is not gone, and keeps the store.
+        """
         logger.warning("%s: taking over the store from %s: %s", self.path, self._bucket.url, reason)
         self.close()
         taking_over = replace(self.status, role=Role.TAKING_OVER.value, reason=reason, error="")
         write_standby_status(self._fs, self.path, replace(taking_over, written_ms=self._clock.now_ms()))
         done = take_over(
-            self._bucket, self.path, nodes=self._nodes, fs=self._fs, clock=self._clock, parallel=self._parallel
-        )
+            self._bucket, self.path, nodes=self._nodes, decided_on=decided_on, fs=self._fs, clock=self._clock,
+            parallel=self._parallel,
+        )  # fmt: skip
         logger.warning("%s: this machine is the owner of the store now", self.path)
         return self._describe(done.manifest, Role.OWNER, reason)
 

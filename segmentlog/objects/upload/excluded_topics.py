@@ -8,7 +8,7 @@ from collections.abc import Set
 
 from segmentlog.errors import SegmentlogError, UnknownTopic
 from segmentlog.log import offset_grants
-from segmentlog.objects.local.partition_snapshot import is_selected
+from segmentlog.policy.shipped_topics import is_selected
 from segmentlog.storage.grant_file import read_grant
 from segmentlog.topics.topic_registry import Topics
 

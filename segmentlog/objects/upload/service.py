@@ -12,13 +12,21 @@ from typing import Final
 import msgspec
 
 from segmentlog.arguments import as_int, as_patterns
-from segmentlog.defaults import SHIP_INTERVAL_MS
-from segmentlog.errors import InvalidConfig, PartitionFailed, SegmentlogError, ShippingRefused, UnknownTopic
+from segmentlog.defaults import HAND_OVER_SHIP_MS, HAND_OVER_WAIT_MS, SHIP_INTERVAL_MS
+from segmentlog.errors import (
+    InvalidConfig,
+    PartitionFailed,
+    SegmentlogError,
+    ShippingRefused,
+    StoreFenced,
+    UnknownTopic,
+)
 from segmentlog.objects.bucket.url import open_bucket
 from segmentlog.objects.local.transaction_ends import PartitionKey
 from segmentlog.objects.ownership.binding import read_binding
 from segmentlog.objects.ownership.claim import stop_shipping, unbind_store
 from segmentlog.objects.tier.recall import recall_all
+from segmentlog.objects.upload.hand_over_request import HAND_OVER_PAUSE_S, HandedOver, HandOverRequest
 from segmentlog.objects.upload.ship_log import ShipLog
 from segmentlog.objects.upload.shipper import Progress, Shipper, ShipResult
 from segmentlog.storage import fork_safety
@@ -166,6 +174,33 @@ class ShippingService:
             topics.ship_signals.release_lease(lease)
         return binding.url
 
+    def hand_over(self, *, wait_ms: int = HAND_OVER_WAIT_MS, ship_ms: int = HAND_OVER_SHIP_MS) -> HandedOver:
+        """Hand the store over to a standby: stop appends in all processes, ship the rest, and wait for a new owner.
+
+        wait_ms  limit of the wait for a new owner, and before that for the upload of the rest
+        ship_ms  limit of the upload of everything else, before appends are stopped
+
+        The process that ships the store takes the steps; this process does if no other ships it. Return once the store
+        is fenced. The new owner continues at the log end offsets: no record is lost and no offset is left out.
+
+        Raise `ShippingRefused` with the reason if the store was not handed over; this machine is still its owner then.
+        Raise `StoreFenced` if it was not the owner before, `InvalidConfig`, `ReadOnlyStore`, `ObjectStoreError`.
+        """
+        self._topics.check_writable("hand it over")
+        wait_ms = as_int("wait_ms", wait_ms, 1, _INTERVAL_MAX_MS)
+        ship_ms = as_int("ship_ms", ship_ms, 1, _INTERVAL_MAX_MS)
+        run = self._run
+        if run is not None:
+            return HandOverRequest(self._topics, run.shipper).run(wait_ms, ship_ms)
+        binding = read_binding(self._topics.fs, self._topics.path)
+        if binding is None:
+            raise ShippingRefused(self._topics.path, "it is not shipped, so that no other machine can take it over")
+        run = _ShippingRun(self._topics, binding.url, threads=False, is_background=False)
+        try:
+            return HandOverRequest(self._topics, run.shipper).run(wait_ms, ship_ms)
+        finally:
+            run.shipper.close()
+
     def status(self) -> ShippingStatus | None:
         """Return the progress of shipping; None if this process does not ship."""
         return None if self._run is None else self._run.status()
@@ -281,6 +316,8 @@ class _ShippingRun:
         self._ship(now_ms)
         if not self.shipper.is_owner:
             return _STANDBY_S
+        if self.shipper.is_handing_over:
+            return HAND_OVER_PAUSE_S
         ahead_s = min(_AHEAD_S, self._interval_s / 20)
         return max(began_s + self._interval_s - ahead_s - time.monotonic(), _PAUSE_MIN_S)
 
@@ -347,6 +384,8 @@ class _ShippingRun:
                         "%s: not everything is shipped to %s: %s. It is on the local disk; the next process that"
                         " ships the store uploads it", self._topics.path, self.shipper.bucket.url, missing,
                     )  # fmt: skip
+            except StoreFenced:  # it was logged when the fence was written; no later process can ship the rest
+                missing = "another machine owns the store"
             except (SegmentlogError, OSError) as error:
                 logger.warning(
                     "%s: the last appended records are not shipped: %s. They are on the local disk; the next process"

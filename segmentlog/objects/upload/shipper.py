@@ -24,7 +24,6 @@ from segmentlog.errors import SegmentlogError, ShippingRefused
 from segmentlog.format.manifest import Manifest, Owner, ShippedPartition
 from segmentlog.objects.bucket import upload_pool
 from segmentlog.objects.bucket.base import Bucket, PreconditionFailed
-from segmentlog.objects.local.partition_snapshot import is_selected
 from segmentlog.objects.local.transaction_ends import PartitionKey
 from segmentlog.objects.local.upload_state import UploadStates
 from segmentlog.objects.manifest.orphans import Orphans
@@ -32,6 +31,7 @@ from segmentlog.objects.ownership.binding import Binding, write_binding
 from segmentlog.objects.ownership.claim import claim
 from segmentlog.objects.tier.eviction import Evictor
 from segmentlog.objects.upload.excluded_topics import release_excluded_topics
+from segmentlog.objects.upload.hand_over_steps import HandOverSteps
 from segmentlog.objects.upload.manifest_builder import build_topics, content_of, count_shipped_offsets, tail_numbers
 from segmentlog.objects.upload.manifest_publisher import ManifestPublisher, PutOutcome
 from segmentlog.objects.upload.plan import UploadPlan, UploadPlanner
@@ -40,6 +40,7 @@ from segmentlog.objects.upload.server_nodes import read_server_nodes
 from segmentlog.objects.upload.store_files import StoreFiles
 from segmentlog.objects.upload.store_scan import entries_by_partition
 from segmentlog.objects.upload.tail_uploader import TailUploader
+from segmentlog.policy.shipped_topics import is_selected
 from segmentlog.storage import fork_safety
 from segmentlog.storage.fork_safety import LockableFd
 from segmentlog.topics.topic_registry import Topics
@@ -51,8 +52,11 @@ _UPLOAD_WAIT_S: Final = 1.0
 _PATIENCE_S: Final = 3.0
 """A partition is stuck if none of its data could be shipped for this long, while other partitions were shipped."""
 _PAUSE_S: Final = 0.02
+_PAUSE_MS: Final = 3_000
+"""A time without a cycle that is longer than the interval by this much was a pause of the process."""
 _OWNER_CHECK_MS: Final = 5_000
-"""An idle shipper reads the manifest this often, to notice a takeover. Until then a former owner serves old records."""
+"""An idle shipper reads the manifest this often, to notice a takeover: a standby takes over after eight seconds, and a
+former owner must not serve old records much longer."""
 
 
 Progress = Callable[[int, int], None]
@@ -74,6 +78,9 @@ class ShipResult(msgspec.Struct, frozen=True):
     size_bytes: int
     pending: int = 0
     waiting: dict[str, str] = {}
+
+
+_NOTHING: Final = ShipResult(put=False, records=0, size_bytes=0)
 
 
 class Shipper:
@@ -125,10 +132,13 @@ class Shipper:
         self._tails = TailUploader(bucket, parallel, orphans)
         self._files = StoreFiles(topics.fs, topics.path, bucket, orphans)
         self._evictor = Evictor(bucket)
+        self._hand_over = HandOverSteps(topics, self._states, self._publisher, bucket.url)
         self._released_for: frozenset[str] | None = None
         """Topic ids in the manifest when the grants of all other topics were removed; None if a removal has failed."""
         self._published_ms = 0
         """When the manifest was last published or checked."""
+        self._cycle_ms: tuple[int, int] | None = None
+        """Monotonic clock and wall clock at the end of the last cycle."""
         self._is_finished = True
         """Whether the last cycle ran to its end. Otherwise the data that it scanned may not be shipped."""
         self.error: str | None = None
@@ -153,7 +163,9 @@ class Shipper:
             self._is_finished = False
             try:
                 if not self._become_owner(now_ms):
-                    return ShipResult(put=False, records=0, size_bytes=0)
+                    return _NOTHING
+                if self._was_paused():
+                    self._check_owner(now_ms)
                 try:
                     result = self._run_cycle(now_ms)
                 except PreconditionFailed:  # a garbage collection marked objects; its manifest has been read since
@@ -161,6 +173,8 @@ class Shipper:
             except (SegmentlogError, OSError) as error:
                 self.error = signals.error = str(error)
                 raise
+            finally:
+                self._cycle_ms = self._clock.monotonic_ms(), self._clock.now_ms()
             self._is_finished = True
             self.error = None
             if not result.pending and not result.waiting:
@@ -173,6 +187,8 @@ class Shipper:
         assert self._binding is not None
         if self._publisher.is_uncertain:
             self._resolve_outcome()
+        if self._hand_over.begin_cycle(self._binding, now_ms, self._publish, self._resolve_outcome):
+            return _NOTHING
         self._segments.collect_finished(self._publisher.manifest)
         before = self._publisher.manifest
         plan = self._planner.make_plan(self._binding.topics, before, now_ms)
@@ -184,20 +200,22 @@ class Shipper:
             self._publish(manifest)
             self._published_ms = now_ms
         elif not 0 <= now_ms - self._published_ms < _OWNER_CHECK_MS:  # also if the clock was set back
-            self._resolve_outcome()
-            self._published_ms = now_ms
+            self._check_owner(now_ms)
         self._release_excluded_topics()
         shipped = entries_by_partition(self._publisher.manifest)
         self._planner.record_published(plan, shipped)
         self._notify(plan, shipped)
         pending += any(upload.plan.is_incomplete for upload in plan.uploads.values())
         excluded = {file.topic_id for name, file in plan.topics if not is_selected(name, self._binding.topics)}
-        self._evictor.run(self._states.by_key, shipped, excluded, now_ms)
+        if not self._hand_over.is_stopping:
+            self._evictor.run(self._states.by_key, shipped, excluded, now_ms)
         records = count_shipped_offsets(manifest) - count_shipped_offsets(before)
         waiting = self._record_waiting(plan, shipped)
         self._topics.ship_signals.notify_waiters()  # now, so that they do not wait for the deletions
         self._publisher.delete_marked(now_ms, self._grace_ms)
-        return ShipResult(manifest is self._publisher.manifest, records, size_bytes, pending, waiting)
+        is_put = manifest is self._publisher.manifest
+        self._hand_over.end_cycle(self._binding, plan, now_ms, self._publish)
+        return ShipResult(is_put, records, size_bytes, pending, waiting)
 
     def _build_manifest(self, plan: UploadPlan, now_ms: int) -> Manifest:
         """Return the next manifest. Everything that it refers to has been uploaded."""
@@ -287,6 +305,21 @@ class Shipper:
             self._states.uncompared = set(uncompared)
             self._segments.remove_published(self._publisher.accounted_keys())
         return True
+
+    def _was_paused(self) -> bool:
+        """Return whether this process was stopped, or its machine suspended, since the last cycle.
+
+        Another machine may own the store since then. The next idle check would notice it up to `_OWNER_CHECK_MS` later.
+        """
+        if self._cycle_ms is None:
+            return False
+        gap_ms = max(self._clock.monotonic_ms() - self._cycle_ms[0], self._clock.now_ms() - self._cycle_ms[1])
+        return gap_ms > self._interval_ms + _PAUSE_MS
+
+    def _check_owner(self, now_ms: int) -> None:
+        """Read the manifest. Raise `StoreFenced` if it names another owner."""
+        self._resolve_outcome()
+        self._published_ms = now_ms
 
     def _publish(self, manifest: Manifest) -> None:
         """Replace the last manifest. Raise `ObjectStoreError`: then the next cycle resolves the outcome."""
@@ -405,6 +438,11 @@ class Shipper:
     def topic_patterns(self) -> tuple[str, ...]:
         """Names and patterns of the shipped topics; empty for all."""
         return self._binding.topics if self._binding is not None else self._patterns
+
+    @property
+    def is_handing_over(self) -> bool:
+        """Whether the next cycle should run soon, because a hand-over of the store is under way."""
+        return self._owner is not None and self._hand_over.is_active
 
     @property
     def is_owner(self) -> bool:

@@ -75,12 +75,16 @@ class TransactionBarrier:
         pending = self._pending
         for partition_key, by_producer in ended.items():
             pending.setdefault(partition_key, {}).update(by_producer)
-        names = {file.topic_id: name for name, file in topics}
+        known = {file.topic_id: (name, file.partitions) for name, file in topics}
         ends: dict[PartitionKey, int] = {}
         for partition_key in list(pending):
-            if partition_key[0] in names:
-                name = names[partition_key[0]]
-                ends[partition_key] = self._required_end(scan, name, partition_key, pending[partition_key])
+            if partition_key[0] in known:
+                name, partition_count = known[partition_key[0]]
+                # The next manifest has no entry of a partition that was added since ``topics`` were read.
+                is_listed = partition_key[1] < partition_count
+                ends[partition_key] = (
+                    self._required_end(scan, name, partition_key, pending[partition_key]) if is_listed else _UNKNOWN
+                )
             else:
                 del pending[partition_key]
         return ends | {decisions: decided} if ends else {}

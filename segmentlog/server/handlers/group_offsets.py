@@ -36,7 +36,7 @@ from segmentlog.server.codec.generated.offset_fetch import (
     OffsetFetchResponseTopics,
 )
 from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.error_codes import code_of
+from segmentlog.server.error_codes import code_of, coordinator_code_of
 from segmentlog.server.groups.cached_group import GroupUnavailable
 from segmentlog.server.groups.coordinator import AppendedOffsets
 from segmentlog.server.handlers.classic_group_handlers import refusal
@@ -103,7 +103,7 @@ def offset_commit(call: RequestContext, request: OffsetCommitRequest) -> OffsetC
     def answer_now(problem: Exception | None) -> None:
         if problem is not None:
             for answer in accepted:
-                answer.error_code = code_of(problem)
+                answer.error_code = coordinator_code_of(problem)
         pending.complete(response)
 
     call.broker.ack_waiter.when_durable(*appended, answer_now)
@@ -125,7 +125,7 @@ def _commit(
     except GroupUnavailable as unavailable:
         return unavailable.code, None
     except (SegmentlogError, OSError) as problem:
-        return code_of(problem), None
+        return coordinator_code_of(problem), None
 
 
 def _check_position(position: OffsetCommitRequestPartition, count: int) -> ErrorCode:

@@ -23,7 +23,7 @@ from segmentlog.server.codec.generated.add_partitions_to_txn import (
 )
 from segmentlog.server.codec.generated.end_txn import EndTxnRequest, EndTxnResponse
 from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.error_codes import code_of
+from segmentlog.server.error_codes import code_of, coordinator_code_of
 from segmentlog.server.request_context import RequestContext
 from segmentlog.server.topic_ids import is_visible
 from segmentlog.transactions.server_transactions import ProducerIdAndEpoch
@@ -53,7 +53,7 @@ def code_for(call: RequestContext, error: Exception, fenced_from: int) -> ErrorC
     """Return the error code for a client. Clients before version ``fenced_from`` do not have PRODUCER_FENCED."""
     if isinstance(error, ProducerFenced) and call.version >= fenced_from:
         return ErrorCode.PRODUCER_FENCED
-    return code_of(error)
+    return coordinator_code_of(error)
 
 
 # ---------------------------------------------------------------- partitions
@@ -150,7 +150,7 @@ def add_offsets_to_txn(call: RequestContext, request: AddOffsetsToTxnRequest) ->
             positions = call.broker.store.group_offsets.open_or_create_log()
             code = _join(call, name, ProducerIdAndEpoch(request.producer_id, request.producer_epoch), [positions])
         except (SegmentlogError, OSError) as error:
-            code = code_of(error)
+            code = coordinator_code_of(error)
     return AddOffsetsToTxnResponse(error_code=code)
 
 

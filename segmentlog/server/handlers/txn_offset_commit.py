@@ -17,7 +17,7 @@ from segmentlog.server.codec.generated.txn_offset_commit import (
     TxnOffsetCommitResponseTopic,
 )
 from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.error_codes import code_of
+from segmentlog.server.error_codes import coordinator_code_of
 from segmentlog.server.groups.cached_group import GroupUnavailable
 from segmentlog.server.handlers.classic_group_handlers import refusal
 from segmentlog.server.handlers.group_offsets import find_topic
@@ -86,9 +86,9 @@ def _commit(call: RequestContext, request: TxnOffsetCommitRequest, positions: li
     except GroupUnavailable as unavailable:
         return unavailable.code
     except WrongState as problem:
-        return ErrorCode.TRANSACTION_ABORTABLE if call.version >= _ABORTABLE_FROM else code_of(problem)
+        return ErrorCode.TRANSACTION_ABORTABLE if call.version >= _ABORTABLE_FROM else coordinator_code_of(problem)
     except (SegmentlogError, OSError) as problem:
-        return code_of(problem)
+        return coordinator_code_of(problem)
 
 
 def _in_version(call: RequestContext, group: str, code: ErrorCode) -> ErrorCode:

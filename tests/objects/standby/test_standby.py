@@ -11,15 +11,18 @@ from logs import FakeClock, values_by_offset
 from objects.buckets import Memory
 
 from segmentlog.errors import ObjectStoreError, ShippingRefused, StoreFenced
+from segmentlog.format.hand_over import HandOver
 from segmentlog.format.manifest import Manifest
 from segmentlog.format.server_file import ServerFile, ServerNode, encode_server_file
 from segmentlog.objects.manifest.load import require_manifest
+from segmentlog.objects.ownership.binding import read_binding
 from segmentlog.objects.standby.roles import Role, find_role
 from segmentlog.objects.standby.standby import Standby
 from segmentlog.objects.standby.status import StandbyStatus, read_standby_status
 from segmentlog.objects.upload.shipper import Shipper
 from segmentlog.policy.takeover_decision import ProbeResult
 from segmentlog.storage.fs import FileSystem
+from segmentlog.storage.hand_over_file import write_hand_over
 from segmentlog.store import LogStore
 
 ALIVE, REFUSED, SILENT = ProbeResult.ALIVE, ProbeResult.REFUSED, ProbeResult.SILENT
@@ -141,6 +144,38 @@ def test_a_standby_follows_and_takes_over(machine: Callable[[str], Machine]) -> 
         first.ship()
     with pytest.raises(StoreFenced):
         log.append([b"5"])
+
+
+def test_a_handed_over_store_is_taken_over_in_the_next_cycle(machine: Callable[[str], Machine]) -> None:
+    """The owner still answers. The new owner leaves out no offset, and the former owner becomes a standby."""
+    first, second = machine("m1"), machine("m2")
+    store = first.serve()
+    log = store.create_topic("t").partition(0)
+    log.append([b"1", b"2"])
+    first.ship()
+    assert second.cycle().role == "standby"
+    log.append([b"3"])
+    shipper = Shipper(store._topics, first.bucket, parallel=0)
+    binding = read_binding(store._topics.fs, store.path)
+    assert binding is not None
+    until_ms = first.clock.now_ms() + 60_000
+    wanted = HandOver(stage="requested", owner_id=binding.owner_id, wait_ms=10_000, until_ms=until_ms)
+    write_hand_over(store._topics.fs, store.path, wanted)
+    while not require_manifest(first.bucket)[0].is_handed_over:
+        shipper.run_cycle()
+    status = second.cycle()
+    assert (status.role, status.reason) == ("owner", "the owner hands the store over")
+    with pytest.raises(StoreFenced):
+        shipper.run_cycle()
+    shipper.close()
+    second.stop()
+    taken = second.serve().topic("t").partition(0)
+    assert taken.append([b"4"]) == 3
+    assert taken.lost_ranges() == []
+    assert values_by_offset(taken) == {0: b"1", 1: b"2", 2: b"3", 3: b"4"}
+    second.ship()
+    first.stop()
+    assert first.cycle().role == "standby"
 
 
 def test_it_waits_for_the_first_machine(machine: Callable[[str], Machine]) -> None:

@@ -18,7 +18,7 @@ ROUNDS = int(os.environ.get("SEGMENTLOG_SHIPPING_ROUNDS", "150"))
 STEPS = 60
 _SEEN = (
     *FAULTS, *KINDS, "late arrivals", "a zombie at work", "between two looks", "died shipping", "fenced", "taken over",
-    "restored", "restore begun anew", "damage refused", "copy refused", "rival", "little room",
+    "handed over", "restored", "restore begun anew", "damage refused", "copy refused", "rival", "little room",
     "sealed pieces wait", "segments in parts", "tails in the manifest", "follower", "visitor", "follower died",
     "read by follower", "read by visitor", "reading failed", "what was read is gone",
     "tiered", "left for the object store",

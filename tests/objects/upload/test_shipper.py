@@ -251,6 +251,35 @@ def test_a_transaction_larger_than_a_tail_is_put_piece_by_piece(
     assert round_ > 1
 
 
+def test_a_transaction_over_a_partition_that_is_added_during_the_scan_is_shipped_whole(
+    tmp_path: Path, store: LogStore, shipper: Shipper, bucket: Unreliable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The manifest of that cycle has no entry of the new partition, so it must not have the decision either."""
+    with store.producer(name="p", linger_ms=0) as producer, producer.transaction():
+        producer.send("a", b"before", partition=0)
+    shipper.ship()
+    real, left = LocalPartition.snapshot, [True]
+
+    def scan(local: LocalPartition) -> object:
+        if left and local.partition.topic == "a":
+            left.clear()
+            store.alter_topic("new", partitions=3)
+            with store.producer(name="p", linger_ms=0) as producer, producer.transaction():
+                producer.send("new", b"1", partition=1)
+                producer.send("new", b"2", partition=2)
+        return real(local)
+
+    monkeypatch.setattr(LocalPartition, "snapshot", scan)
+    store.create_topic("new", 2)  # its partitions have no offset grants yet, so that appends need none
+    store.topic("a").partition(0).append([b"new"])
+    shipper.run_cycle()
+    assert not left
+    assert restored(bucket, tmp_path / "first")["new/1"] == []
+    shipper.ship()
+    now = restored(bucket, tmp_path / "second")
+    assert (now["new/1"], now["new/2"]) == ([b"1"], [b"2"])
+
+
 def test_what_was_staged_is_put_anew_where_it_was_swept(
     tmp_path: Path, store: LogStore, shipper: Shipper, bucket: Unreliable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
