@@ -198,7 +198,7 @@ class Handle:
         self.config_version = _NEVER if self.fenced or self.is_stopped else version
 
     def read_grant(self) -> OffsetGrant | None:
-        """Return the partition's offset grant; None in a store that is not shipped. Raises `UnknownTopic`."""
+        """Return the partition's offset grant; None if the store is unshipped. Raises `UnknownTopic`."""
         granted = read_grant(self.fs, self.folder)
         if granted is None:
             # The folder may have been moved just now. Then its file is missing under the old name, and the log still

@@ -19,7 +19,7 @@ Every machine writes down what it did, the object store what took effect there, 
     ["restored", label, nonce, {place: {base: [size, digest]}}]          as the files lie there
     ["found", label, how, {place: content}, [[place, offset, number], ...]]   how: "restore", "takeover" or "restart"
     ["followed", who, nonce, {place: {base: [size, digest]}}, {place: content}, positions]    "": it failed half way
-    ["set aside", machine, {place: [[offset, record], ...]}]    what its folder contains that was not shipped
+    ["set aside", machine, {place: [from, [[offset, record], ...]]}]    what its folder contains that was not shipped
     ["error", who, text]                                    what should not have happened
 
 A place is "<topic id>/<partition>", a record "<number>/<key>", with "@<timestamp>" where it was read. An entry of a
@@ -186,7 +186,7 @@ class Checker:
             if how == "truncate":
                 self._truncated.add(place)
 
-    def _on_set_aside(self, who: str, contents: dict[Place, list[tuple[int, str]]]) -> Iterator[str]:
+    def _on_set_aside(self, who: str, contents: dict[Place, tuple[int, list[tuple[int, str]]]]) -> Iterator[str]:
         """Check that the folder of a former owner still has what was never shipped."""
         machine = self._machines[who]
         if not machine.is_fenced:
@@ -194,7 +194,8 @@ class Checker:
         for place, content in machine.content.items():
             if place.partition("/")[0] in self._compacted:
                 continue
-            shipped, found = machine.shipped.get(place, 0), dict(contents.get(place, ()))
+            start, records = contents.get(place, (0, []))
+            shipped, found = max(machine.shipped.get(place, 0), start), dict(records)
             for offset, record in content.items():
                 if offset >= shipped and found.get(offset) != record:
                     yield f"set aside: {record} at offset {offset} of {place} is not in the folder of {who}"

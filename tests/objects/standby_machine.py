@@ -261,16 +261,22 @@ class StandbyMachine:
         self.is_set_aside = True
         self._trial.seen["set aside"] += 1
         folder = self.path / "@former" / str(self._former_epoch)
-        contents: dict[str, list[tuple[int, str]]] = {}
+        contents: dict[str, tuple[int, list[tuple[int, str]]]] = {}
         with LogStore(folder, background=False, read_only=True, clock=self._trial.clock) as store:
             for place, log in logs_of(store):
-                start = max(log.log_start_offset, log.shipped_offset)
+                evicted = [segment.end_offset for segment in log.segments() if segment.remote]
+                start = max(log.log_start_offset, log.shipped_offset, *evicted)  # all of these were shipped
                 for lost in log.lost_ranges():
                     if lost.base_offset <= start < lost.end_offset:
                         start = lost.end_offset
-                contents[place] = [
-                    (record.offset, name_of(record).partition("@")[0]) for batch in log.read(start) for record in batch
-                ]
+                contents[place] = (
+                    start,
+                    [
+                        (record.offset, name_of(record).partition("@")[0])
+                        for batch in log.read(start)
+                        for record in batch
+                    ],
+                )
         self._trial.note("set aside", self._former.label, contents)
 
     # ------------------------------------------------------------ what readers see
