@@ -123,7 +123,7 @@ _owns_process = False
 
 
 def _exit_at_once(number: int, frame: object) -> None:
-    """Exit at once if a signal arrives while modules load: nothing needs cleanup, and a traceback would not help."""
+    """Exit at once, without a traceback, if a signal arrives while modules load. Nothing needs cleanup yet."""
     os._exit(128 + number)
 
 
@@ -346,7 +346,7 @@ class PartitionErrors:
 
 
 class Progress:
-    """A progress bar with rate and time, on stderr. If stderr is not a terminal, it does nothing."""
+    """A progress bar with rate and time, on stderr. It is shown only if stderr is a terminal."""
 
     def __init__(self, unit: str, total: int | None, *, enabled: bool = True) -> None:
         self._unit = unit

@@ -59,7 +59,7 @@ def show_groups(
 def _text(name: GroupName) -> str:
     """Return the name of a group of keys as text.
 
-    Escapes bytes that are not UTF-8 and characters that a terminal cannot print or that would move its cursor.
+    Escapes invalid UTF-8 and all unprintable characters, some of which would move the cursor of a terminal.
     """
     text = name if isinstance(name, str) else name.decode(errors="backslashreplace")
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

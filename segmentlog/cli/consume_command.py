@@ -196,8 +196,8 @@ def _create_consumer(
 ) -> Consumer:
     """Return a consumer without a group, positioned at ``start``. With ``stop``, fill ``ends`` for each partition.
 
-    The consumer follows only if an end is after the current log end. Otherwise it could wait for ever: the last offset
-    before an end may be a transaction marker, which is never returned as a record.
+    The consumer follows only if an end is after the current log end. Otherwise it could wait indefinitely: the last
+    offset before an end may be a transaction marker, which is never returned as a record.
     """
     if stop is not None:
         match_topics(store, tuple(topic.topic for topic in topics))  # an end needs a topic that exists

@@ -33,7 +33,7 @@ _SHOWN: Final = 8
 _PARTS: Final = 256
 _CAREFUL_RECORDS: Final = 4096
 _PATIENCE_S: Final = 2.0
-"""A reader that takes nothing for this long is not `head`; a signal also waits this long for a slow reader."""
+"""How long to wait for the reader of stdout, also after a signal. A reader that takes longer is not `head`."""
 
 
 class _PrintedPart(NamedTuple):

@@ -19,7 +19,7 @@ _JSON_FACTOR: Final = 8
 
 
 class OversizedRecord(ValueError):
-    """A record is over the limit. ``empty_lines`` counts the empty lines before it, which are no records."""
+    """A record is over the limit. ``empty_lines`` counts the empty lines before it, which are not records."""
 
     def __init__(self, why: str, empty_lines: int = 0) -> None:
         super().__init__(why)

@@ -243,8 +243,8 @@ def _raise_no_match(selector: Selector, count: int) -> NoReturn:
 def match_partitions(store: LogStore, selector: Selector | None) -> list[tuple[Topic, int]]:
     """Return the partitions that match a selector, without opening them.
 
-    Without a selector, return all partitions of topics that are not internal. Raises `UnknownTopic` for a topic that
-    does not exist. A partition number is not checked: opening the partition raises `UnknownTopic`.
+    If ``selector`` is None, returns all partitions of all topics except internal topics. Raises `UnknownTopic` for a
+    topic that does not exist. A partition number is not checked: opening the partition raises `UnknownTopic`.
     """
     if selector is None:
         names = store.topics()

@@ -97,7 +97,7 @@ class StdoutWriter:
 
 
 def stop_at_stdout_end(consumer: Consumer) -> None:
-    """Stop a following consumer once stdout has no reader any more, even if no records arrive."""
+    """Stop a following consumer once the reader of stdout is gone, even if no records arrive."""
 
     def watch() -> None:
         poll = select.poll()

@@ -90,7 +90,7 @@ def json_pieces(*, plain_values: bool) -> Pieces:
 
 
 def _as_json(value: bytes) -> bytes | None:
-    """Return JSON on one line, with numbers and texts unchanged; None if ``value`` is not JSON."""
+    """Return JSON on one line, with numbers and texts as they are. Returns None if ``value`` is invalid JSON."""
     import msgspec
 
     try:

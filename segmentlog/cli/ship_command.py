@@ -102,7 +102,7 @@ def _print_status(ctx: click.Context, url: str | None, as_json: bool) -> int:
 
 
 def _read_url(store: LogStore) -> str | None:
-    """Return the URL that the store is shipped to; None if it is not shipped."""
+    """Return the URL that the store is shipped to, if any."""
     from segmentlog.objects.ownership.binding import read_binding
     from segmentlog.storage.fs import FileSystem
 
@@ -287,7 +287,7 @@ def _hand_over(ctx: click.Context, url: str | None, wait_ms: int, as_json: bool)
 def _confirm_reuse(manifest: Manifest, url: str, folder: str, yes: bool) -> bool:
     """Ask the user to confirm that offsets may be assigned twice; return True.
 
-    Return False, without asking, if the owner has not ended shipping: then no offset can be assigned twice.
+    Return False at once unless the owner has ended shipping: only after that can an offset be assigned twice.
     """
     if not manifest.ended:
         return False

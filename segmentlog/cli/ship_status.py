@@ -87,7 +87,7 @@ def _role_of_folder(bucket: Bucket, path: str, now_ms: int) -> dict[str, Any] | 
 
 
 def _count_unshipped(path: str) -> int | None:
-    """Return the number of offsets that only the local disk has; None if it cannot be read."""
+    """Return the number of offsets that only the local disk has, or None if reading fails."""
     import segmentlog
     from segmentlog.clock import Clock
     from segmentlog.topics.partition_states import PartitionStates
@@ -146,7 +146,7 @@ def _ago(at_ms: int, now_ms: int) -> str:
 
 
 def url_of_folder(path: str) -> str | None:
-    """Return the URL to which the store in this folder is shipped, or which its standby follows; None without one."""
+    """Return the URL, if any, to which the store in this folder is shipped or which its standby follows."""
     fs = FileSystem()
     try:
         binding = read_binding(fs, path)

@@ -177,7 +177,7 @@ def _order_records(batches: Iterable[RecordBatch], stream: int) -> Iterator[_Sli
 class _TailPrinter:
     """Prints batches, with a header whenever the partition changes.
 
-    ``headers``: True also prints a header before the first batch; None prints no headers.
+    ``headers``: True also prints a header before the first batch; None omits all headers.
     """
 
     def __init__(self, render: Render, *, headers: bool | None) -> None:

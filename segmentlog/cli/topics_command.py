@@ -211,7 +211,7 @@ def _describe(partition: Partition, newest: int, sizes: bool, names: _ProducerNa
 def _describe_producers(partition: Partition, names: _ProducerNames) -> dict[str, Any]:
     from segmentlog.storage.state_page import PRODUCERS_WORD
 
-    # A log that never had a producer is not read.
+    # Read only a log that has had a producer.
     known = partition.producers() if partition.handle.page.words[PRODUCERS_WORD] else []
     producers = [
         {

@@ -218,7 +218,10 @@ class AsyncConsumer(Generic[K, V]):
         self._fetched = None
 
     def _next_batch(self, inner: NonblockingConsumer) -> RecordBatch[Any, Any] | None:
-        """Return the next fetched batch; None if there is none, or a seek, pause or rebalance made it out of date."""
+        """Return the next batch that is already fetched, or None if the caller must fetch.
+
+        A seek, pause or rebalance makes fetched batches out of date.
+        """
         fetched = self._fetched
         if fetched is None:
             return None

@@ -280,7 +280,7 @@ class Consumer(Generic[K, V]):
         return records
 
     def _polled_cursor(self, until_s: float) -> Cursor | None:
-        """Return the cursor whose records `poll` returns next; None if no record arrives before ``until_s``."""
+        """Return the cursor whose records `poll` returns next, or None if ``until_s`` passes first."""
         cursors, cursor = self._cursors, self._polled
         self._polled = cursors.processing = None  # the records of the last call are processed
         if cursor is not None and cursor.has_remaining:

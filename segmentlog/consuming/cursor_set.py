@@ -90,7 +90,7 @@ class CursorSet:
     def assign(self, start: Start) -> bool:
         """Add existing partitions that are not read yet; return whether there were any.
 
-        Raises `UnknownTopic` for a named topic that does not exist, unless the consumer follows.
+        If the consumer does not follow, raises `UnknownTopic` for a missing named topic.
         """
         is_any = False
         for tp, is_named in self._partitions():
@@ -313,7 +313,7 @@ class CursorSet:
         """Return the next batches that `fetch` would yield, without moving the cursor; None if there are none.
 
         A pool thread runs this, but only the event loop's thread moves the cursor. If the next offsets have no records,
-        the result has no batches, and its `end_position` is the offset after them. An error before the first batch is
+        the result is empty, and its `end_position` is the offset after them. An error before the first batch is
         raised; an error after it is raised by the next call.
         """
         copy = Cursor(cursor.tp, cursor.log, cursor.position, cursor.end_offset)

@@ -106,7 +106,7 @@ class Decoding:
 
 
 def decoding_of(key: Deserializer[Any] | None, value: Deserializer[Any] | None, on_error: OnError) -> Decoding | None:
-    """Return the `Decoding` for these options; None without deserializers. Raises `InvalidConfig`."""
+    """Return the `Decoding` for these options, if there is a deserializer. Raises `InvalidConfig`."""
     decoding = Decoding(key, value, on_error)
     return None if key is None and value is None else decoding
 

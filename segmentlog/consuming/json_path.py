@@ -8,7 +8,7 @@
     ["odd key"].x           a name with other characters; a leading $ or @ is the value itself and may be omitted
 
 It is a subset of JSONPath (RFC 9535), so that many copied paths work. Unsupported syntax (`=>`, `&&`, `length()`, an
-open quote) is an error, and not a condition that no value matches.
+open quote) raises `InvalidConfig`, instead of becoming a condition that no value matches.
 """
 
 from __future__ import annotations

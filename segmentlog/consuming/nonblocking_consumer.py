@@ -48,7 +48,7 @@ class NonblockingConsumer(Consumer[Any, Any]):
         """Return the next batches, or how long to wait for records, or None at the end of the iteration.
 
         ``is_first``: begin an iteration. Without ``follow`` it ends at the current log ends.
-        ``waits``: do not end at the log ends, even without ``follow``; only `wakeup` ends the iteration.
+        ``waits``: continue at the log ends, even without ``follow``; only `wakeup` ends the iteration.
         """
         self._check_open()
         session, cursors, follower = self._session, self._cursors, self._follower
@@ -91,7 +91,7 @@ class NonblockingConsumer(Consumer[Any, Any]):
 
     @property
     def records_between_polls(self) -> int | None:
-        """Number of records after which a member polls its group; None without a group."""
+        """Number of records between two polls of the group, if the consumer has a group."""
         return None if self._session is None else self._max_poll_records
 
     @property
@@ -111,7 +111,7 @@ class NonblockingConsumer(Consumer[Any, Any]):
         return session.is_settled
 
     def is_current(self, fetched: FetchedBatches) -> bool:
-        """Return whether fetched batches may be returned: there was no seek, pause or rebalance since."""
+        """Return whether fetched batches may be returned: no seek, pause or rebalance has happened since."""
         cursor = fetched.ahead.cursor
         return (
             cursor.position == fetched.ahead.position
@@ -120,7 +120,7 @@ class NonblockingConsumer(Consumer[Any, Any]):
         )
 
     def set_processing(self, fetched: FetchedBatches | None) -> None:
-        """Set the partition whose record or batch the application is processing; None for no partition."""
+        """Set the partition whose record or batch the application is processing. None clears it."""
         self._cursors.processing = None if fetched is None else fetched.ahead.cursor
 
     def commit_current(self, offsets: Mapping[TopicPartition, int], *, metadata: str, sync: bool) -> None:

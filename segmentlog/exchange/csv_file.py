@@ -142,7 +142,7 @@ def _row(record: Record) -> str:
 
 
 def _field(text: str | None) -> str:
-    """Return the text of a CSV field: nothing for None, and quotes around a text that needs them."""
+    """Return the text of a CSV field, in quotes if it needs them. None becomes an empty field."""
     if text is None:
         return ""
     return '"' + text.replace('"', '""') + '"' if _TO_QUOTE.search(text) else text

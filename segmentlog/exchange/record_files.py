@@ -39,7 +39,7 @@ class TransferError(SegmentlogError):
 
 
 class ParsedRecords(msgspec.Struct):
-    """Records as columns of equal length; None for a column that does not exist."""
+    """Records as columns of equal length. Missing columns are None."""
 
     values: list[bytes | None]
     keys: list[bytes | None] | None = None
@@ -184,8 +184,9 @@ def _as_text(value: Any) -> str:
 def _milliseconds(document: dict[str, Any], field: str | None, number: int) -> int | None:
     """Return the milliseconds of a timestamp field; None if the field is missing or empty.
 
-    The field contains milliseconds, or a text in ISO 8601, which is UTC if it has no zone. -1 means a record without a
-    timestamp, as in Kafka, and is returned unchanged. If the result is None, the record gets the current time.
+    The field contains milliseconds, or a text in ISO 8601, which is UTC if it has no zone. The value -1 means a
+    record without a timestamp, as in Kafka, and is returned unchanged. If the result is None, the record gets the
+    current time.
     """
     value = document.get(field or "timestamp")
     if value is None or value == "":
@@ -352,7 +353,7 @@ class RedisTopic:
     def rows(self, pages: list[tuple[int, int]], size: int, skip: int = 0) -> Iterator[ParsedRecords]:
         """Yield the records of these pages, oldest first, except the first ``skip`` records.
 
-        Yields lists of ``size`` records. A list is shorter if so many values would probably exceed `ROWS_MAX_BYTES`,
+        Yields lists of ``size`` records. A list is shorter if ``size`` values would probably exceed `ROWS_MAX_BYTES`,
         judging by the size of the previous values.
         """
         count = min(size, _FIRST_PAGE_RECORDS)

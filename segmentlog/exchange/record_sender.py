@@ -21,7 +21,7 @@ _Item = TypeVar("_Item")
 
 
 class OutgoingRecords:
-    """Records to send, as columns of equal length; None for a column that no record has."""
+    """Records to send, as columns of equal length. Missing columns are None."""
 
     __slots__ = ("headers", "keys", "partition", "timestamps", "values")
 
@@ -206,7 +206,7 @@ class RecordSender:
                 self._on_append(*place)
 
     def finish(self) -> None:
-        """Check after the last record that the input is complete. Does nothing without a named producer."""
+        """Check after the last record that the input is complete, if the producer is named."""
 
     @property
     def has_appended(self) -> bool:

@@ -148,7 +148,7 @@ class ResumedInput:
         return sent
 
     def _last_record(self, number: int) -> _Record | None:
-        """Return the last record that an earlier run appended to a partition; None if it cannot be read any more."""
+        """Return the last record that an earlier run appended to a partition, if it can still be read."""
         state = self._transactions.states().get(self._producer.name or "")
         log = self._topic.partition(number)
         entry = log.producer(state.producer_id) if state is not None else None

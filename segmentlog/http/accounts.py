@@ -53,7 +53,7 @@ class Accounts:
         self._threads.shutdown()
 
     def verify(self, header: str) -> Principal | None:
-        """Return the principal of an ``Authorization`` header; None if it is not valid. Takes milliseconds."""
+        """Return the principal of an ``Authorization`` header, if it is valid. Takes milliseconds."""
         version = self._users.version()
         credentials = decode_basic(header)
         if credentials is None:

@@ -1,7 +1,7 @@
 """Count a new connection before any byte of it is read, then run its TLS handshake.
 
-If asyncio ran the handshake itself, it would report a connection only afterwards. Then the number of connections that
-never complete a handshake would not be limited.
+If asyncio ran the handshake itself, it would report a connection only afterwards. Connections that never complete
+a handshake would then escape the limit.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class LargeBodies:
     """Memory that the requests with large bodies have reserved.
 
     A request that finds no free memory waits, and its client waits to send. The request that reserved memory first
-    never waits, so requests cannot all wait for one another.
+    never waits, so a deadlock between requests is impossible.
     """
 
     def __init__(self, room_bytes: int) -> None:

@@ -26,7 +26,7 @@ class Cut(msgspec.Struct, frozen=True):
 
 
 class Hole(msgspec.Struct, frozen=True):
-    """Offsets that no batch has, and no lost range explains."""
+    """Offsets outside all batches and all lost ranges."""
 
     base_offset: int
     end_offset: int

@@ -124,8 +124,8 @@ class ProducerInspector:
     ) -> None:
         """Check the batches of a segment. ``next_base`` is the base offset of the next segment.
 
-        ``is_sealed``: no append and no recovery changes the segment. ``has_caches``: the segment has cache files; a
-        compacted copy that is not swapped in yet has none.
+        ``is_sealed``: appends and recoveries can no longer change the segment. ``has_caches``: the segment has cache
+        files. A compacted copy has them only once it is swapped in.
         """
         breaks = [broken.following_offset for broken in segment.broken if not broken.blank]
         ends = [offset if offset is not None else max(next_base or 0, segment.end_offset) for offset in breaks]

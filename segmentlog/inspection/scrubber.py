@@ -3,9 +3,9 @@
     scrub -> as many bytes as the budget allows -> batch by batch -> findings
 
 One pass checks every checksum in every sealed segment of the store; then the next pass begins. The scrubber reads the
-files with `pread`. It opens no partition, maps and locks nothing, and tells the kernel to drop the pages that it has
-read. So a pass over a large store does not evict pages that other processes use. If a process has mapped a page, the
-scrubber checks the page in memory, not on the disk.
+files with `pread`, without opening partitions, mapping files or taking locks. It asks the kernel to drop the pages that
+it has read. So a pass over a large store does not evict pages that other processes use. If a process has mapped a
+page, the scrubber checks the page in memory, not on the disk.
 
 If the header of a batch is damaged, only the following bytes show where the batch ends, see `segmentlog.format.scan`.
 So the scrubber first reads the rest of the segment into memory, at the same speed.
@@ -299,7 +299,7 @@ class _SegmentPass:
         return len(part)
 
     def add_bad_sectors(self, error: OSError) -> None:
-        """Record that the disk cannot read the next bytes, and finish the segment without checking its rest."""
+        """Record that the disk cannot read the next bytes, and skip the rest of the segment."""
         position = self._buffer_position + len(self._buffer)
         self._add_finding(position, self._following, f"the disk cannot read these bytes ({error})")
         self.is_done = True

@@ -318,8 +318,8 @@ def find_index_flaws(
 ) -> Iterator[IndexFlaw]:
     """Yield the differences between a segment's index files and a rebuilt index. Raises OSError.
 
-    Entries from position ``limit`` on are not checked, because an appender may be adding them, or, if the log is not
-    ``live``, a power cut may have damaged them. ``limit`` is None for a sealed segment, whose last entry must be the
+    Only entries before position ``limit`` are checked. If the log is ``live``, an appender may be adding later entries;
+    otherwise a power cut may have damaged them. ``limit`` is None for a sealed segment, whose last entry must be the
     closing entry.
 
     Missing entries are not reported: the files are written after the log, and completed when needed. Entries at an

@@ -97,7 +97,7 @@ class LogInspector:
         return checkpoint.log_start_offset if checkpoint else 0
 
     def _find_tail_position(self, base: int) -> int | None:
-        """Return the first position in a segment that is above the recovery point; None if there is none.
+        """Return the first position in a segment that is above the recovery point, if there is one.
 
         Bytes from this position on may be torn, and the next open decides which batches remain. If the state page is
         trusted, the result is None, because the page records the log end exactly.

@@ -95,7 +95,7 @@ def find_checkpoint_flaws(checkpoint: Checkpoint) -> Iterator[str]:
 
 
 class StateFindings(msgspec.Struct, frozen=True):
-    """The content of the state page. ``log`` and ``sync`` are None if the page cannot be trusted."""
+    """The content of the state page. ``log`` and ``sync`` are set only if the page can be trusted."""
 
     log: LogState | None = None
     sync: SyncState | None = None
@@ -243,7 +243,7 @@ def read_topic_file(fs: FileSystem, folder: str) -> tuple[int | None, TopicConfi
 
 
 def read_topic_id(fs: FileSystem, folder: str) -> str | None:
-    """Return the id in a topic's file; None if it has none."""
+    """Return the id in a topic's file, if it has a valid id."""
     try:
         topic_id = json.loads(read_file(fs, f"{folder}/{TOPIC_FILE}"))["id"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:

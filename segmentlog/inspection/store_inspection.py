@@ -1,7 +1,7 @@
 """Inspect a store, a topic or a segment file, for `verify` and `dump`.
 
-It reads the files directly. It opens nothing for writing, recovers nothing, locks nothing, and trusts nothing. So it
-works on a store that cannot be opened, and while other processes append.
+It reads the files directly, and only reads: it never takes a lock or runs a recovery. It trusts no file. So it works
+on a store that cannot be opened, and while other processes append.
 
     inspect_store -> inspect_topic -> inspect_partition -> inspect_segment -> format.examine
 """
@@ -51,7 +51,7 @@ from segmentlog.storage.segment import list_segments
 def list_topics(fs: FileSystem, path: str) -> list[str]:
     """Return the folders with a ``topic.json`` or a numbered subfolder: topics, also with missing or damaged files.
 
-    Raises `StoreVersionError` if the path is not a folder, or has neither a topic nor a ``store.json``.
+    Raises `StoreVersionError` unless the path is a folder with a topic or a ``store.json``.
     """
     try:
         names = sorted(fs.listdir(path))

@@ -70,7 +70,7 @@ class DamagePages:
         return None if path is None else read_machine_role(FileSystem(), path, self._console.now_ms())
 
     def _health(self, request: Request) -> dict[str, str]:
-        """Return current errors, without those about topics and producers that the principal may not see."""
+        """Return current errors, except those about topics and producers that the principal may not see."""
         found = {}
         for name, why in self._store.health().items():
             partition, producer = _PARTITION.fullmatch(name), _PRODUCER.fullmatch(name)

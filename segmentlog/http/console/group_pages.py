@@ -40,7 +40,7 @@ class Move(NamedTuple):
 
     @property
     def by(self) -> int | None:
-        """Difference of the new and the old offset; None without an old one."""
+        """New offset minus old offset, if there is an old offset."""
         return None if self.old is None else self.new - self.old
 
 

@@ -206,7 +206,7 @@ class Console:
         return self.context.may_see(request, thing, name)
 
     def store_location(self, request: Request) -> str | None:
-        """Return the store's folder or URL; None for a principal that may not see the cluster."""
+        """Return the store's folder or URL, if the principal may see the cluster."""
         if not self.may_see(request, Thing.CLUSTER):
             return None
         return self.store.url or os.path.abspath(self.store.path)

@@ -38,7 +38,7 @@ _TOGETHER_MAX: Final = 64
 """Topics with more partitions are searched one partition at a time."""
 _TAILS_MAX: Final = 32
 _QUIET_S: Final = 15.0
-"""Seconds between comments of an idle live tail. Without them the server would not notice a closed page."""
+"""Seconds between comments of an idle live tail. They let the server notice a closed page."""
 _PLACES: Final = ("end", "start", "offset", "time", "key")
 
 Decode = Callable[[str, bytes], str | None]

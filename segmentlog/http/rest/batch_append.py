@@ -29,7 +29,7 @@ AckName = Literal["written", "durable", "shipped"]
 
 
 class RecordLists(msgspec.Struct):
-    """Records to append, as lists of equal length; None for a column that no record uses."""
+    """Records to append, as lists of equal length. Missing columns are None."""
 
     values: list[bytes | None]
     keys: list[bytes | None] | None = None

@@ -82,7 +82,7 @@ class JsonObjectSplitter(Generic[_T]):
         self._start = self._at = at
 
     def _try_line(self) -> _T | None:
-        """Decode the rest of the line as one object. Return None if it is not one valid object."""
+        """Decode the rest of the line and return the object, if it is one valid object."""
         end = self._buffer.find(b"\n", self._start)
         self._tried = end if end >= 0 else len(self._buffer)
         if end < 0:
@@ -114,7 +114,7 @@ class JsonObjectSplitter(Generic[_T]):
             raise MalformedJson(str(error)) from None
 
     def _find_end(self) -> int | None:
-        """Return the end of the object that begins at `_start`; None if its end has not arrived.
+        """Return the end of the object that begins at `_start`, if its end has arrived.
 
         The scan resumes at `_at`, where it ended in the previous piece.
         """

@@ -85,7 +85,7 @@ def _json_records(found: Sequence[JsonRecord]) -> RecordLists:
 
 
 def _column(raws: list[Raw]) -> list[bytes | None] | None:
-    """Return a column of the records to append; None if no record has a value in it, as is usual for keys."""
+    """Return a column of the records to append, or None if all its values are absent, as is usual for keys."""
     if raws.count(ABSENT) == len(raws):
         return None
     if ABSENT in raws:
