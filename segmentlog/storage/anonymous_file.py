@@ -38,7 +38,7 @@ class AnonymousFile:
             raise
 
     def add(self, buffers: Sequence[Buffer]) -> list[memoryview] | None:
-        """Write ``buffers`` and return views of them in the file; None if there is no room for them.
+        """Write ``buffers`` and return views of them in the file; None if they exceed the rest of the file.
 
         The data stays as long as the views exist. Raises OSError, `DiskFull`. A system call writes the data. A store to
         the map would kill the process on a full disk.

@@ -112,7 +112,7 @@ class FileSystem:
     def open(self, path: str, flags: int, mode: int = 0o777) -> int:
         """Call `os.open`. If no descriptor is free and a `relief` callback frees one, try once more.
 
-        Raises `DiskFull` if there is no room for the file's name.
+        Raises `DiskFull` if the disk lacks room for the file's name.
         """
         try:
             return _open(path, flags, mode)
@@ -124,7 +124,7 @@ class FileSystem:
         return _open(path, flags, mode)
 
     def mkdir(self, path: str) -> None:
-        """Create a folder. Raises FileExistsError if it exists, `DiskFull` if there is no room for it."""
+        """Create a folder. Raises FileExistsError if it exists, `DiskFull` if the disk lacks room for it."""
         try:
             os.mkdir(path, 0o777)
         except OSError as error:

@@ -138,7 +138,7 @@ class InterruptSafeCondition:
     def wait_for(self, is_there: Callable[[], bool], timeout_s: float | None) -> bool:
         """Wait until ``is_there()`` returns true.
 
-        Return False if ``timeout_s`` passes first; None waits without a limit.
+        Return False if ``timeout_s`` passes first; None waits as long as necessary.
         """
         ends = None if timeout_s is None else time.monotonic() + timeout_s
         while not is_there():

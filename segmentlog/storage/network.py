@@ -1,9 +1,9 @@
 """Log a warning if a store is on a network file system, where several machines may write it.
 
-Locks and memory maps work only within one machine. A write on one machine does not show in the map of another, and an
+Locks and memory maps work only within one machine. A write on one machine does not show in the map of another. An
 `flock` may or may not hold on other machines. Two machines that append to one partition overwrite each other's records.
 So a process that opens such a store for writing leaves the name of its machine in a file, and a process that finds
-another machine's name logs a warning. There are no further guarantees.
+another machine's name logs a warning. This module guarantees nothing else.
 """
 
 from __future__ import annotations

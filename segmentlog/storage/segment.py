@@ -24,7 +24,7 @@ further ahead.
 """
 _WINDOW_SYNCS: Final = 4
 """Write zeros if the last window had at least this many fsyncs. Without zeros, these fsyncs cost more than writing the
-window twice. With batches of 56 kB, zeros were no gain on the test machine.
+window twice. With batches of 56 kB, zeros saved no time on the test machine.
 """
 _ZEROS: Final = bytes(_WINDOW)
 

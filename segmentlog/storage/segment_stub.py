@@ -37,7 +37,8 @@ def stub_path(path: str) -> str:
 def read_stub(fs: FileSystem, path: str) -> tuple[Stub, int] | None:
     """Return (stub, inode of the hole) of an evicted segment; None for a local segment.
 
-    Raise FileNotFoundError if there is no log at ``path``, `CorruptBatch` for a hole whose stub is damaged, OSError.
+    Raise FileNotFoundError if the log at ``path`` does not exist, `CorruptBatch` for a hole whose stub is
+    damaged, OSError.
     """
     try:
         data = read_file(fs, stub_path(path))

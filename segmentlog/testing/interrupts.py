@@ -10,8 +10,8 @@ So CPython itself decides whether the handler runs at that instruction, and whic
 the ``try``.)
 
 The instructions are those with ``CHECK_EVAL_BREAKER`` in Python/ceval.c of CPython 3.11: RESUME, the CALLs,
-JUMP_BACKWARD and its conditional forms; other versions use similar names. If CPython does not check for signals at such
-an instruction, the signal arrives later, in the trace function, and the point does not count.
+JUMP_BACKWARD and its conditional forms; other versions use similar names. If CPython skips the check for signals at
+such an instruction, the signal arrives later, in the trace function, and the point does not count.
 """
 
 from __future__ import annotations

@@ -17,9 +17,9 @@ _TRIES: Final = 1000
 def free_ports(count: int = 1, host: str = "127.0.0.1") -> int:
     """Return the first of ``count`` consecutive ports on which no process listens.
 
-    The ports are below the ephemeral ports of the system. So no connection, and no server on port 0, gets one of
-    them before the server starts or while it is restarted. Two callers of this function may get the same port,
-    with a chance of about 1 in 20,000. Raise OSError if no ports are found.
+    The ports are below the ephemeral ports of the system. So the system does not assign them to a connection or to a
+    server on port 0 before the caller's server starts or while it is restarted. Two callers of this function may get
+    the same port, with a chance of about 1 in 20,000. Raise OSError if no ports are found.
     """
     chance = random.SystemRandom()  # with `random`, processes with the same seed would draw the same ports
     for _ in range(_TRIES):

@@ -263,7 +263,7 @@ class ForgetfulDisk:
         """Apply the changes of names that survive, and return the others.
 
         Either each change survives independently, or all changes up to some time survive, as with a
-        journal. A change never survives without the earlier changes of the same name: otherwise a new
+        journal. A change survives only together with the earlier changes of the same name: otherwise a new
         file could replace a file whose rename was lost. That file would then disappear, although it was not deleted.
         """
         in_order = rng.random() < 0.3
@@ -332,7 +332,7 @@ _WAYS: Final = ("none", "all", "zeros", "pages", "older", "sectors", "torn", "fi
 
 
 def _lose_data(node: ModelFile, rng: random.Random, kept: Keep) -> str | None:
-    """Choose the data of a file that survive. Return a description, or None if no data were lost.
+    """Choose the data of a file that survive. Return a description of the lost data, or None if all data survive.
 
     none     only synced data
     all      everything

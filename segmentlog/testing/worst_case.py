@@ -7,8 +7,8 @@
     store = LogStore(disk.path("store"), fs=disk)  # with another boot id
 
 After a power cut, a real disk has a random part of the unsynced data; `CrashFS` and `SimulatedDisk` simulate this.
-This disk has none of them: only the data that an application can rely on, the same in every run. It needs neither
-root nor FUSE. So it shows what a log guarantees, but not how a log handles partial writes.
+This disk has none of them: only the data that an application can rely on, the same in every run. It works
+without root privileges or FUSE. So it shows what a log guarantees, but not how a log handles partial writes.
 """
 
 from __future__ import annotations

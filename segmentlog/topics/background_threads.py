@@ -25,9 +25,9 @@ Tick = Callable[[], float]
 class BackgroundThread:
     """A named daemon thread that repeats a tick. Thread-safe.
 
-    Between two ticks the thread has no reference to this object, nor to the owner of the tick. So both can be
-    garbage-collected, and then the thread ends. If a tick raises, the error is logged and stored in ``error``, and the
-    pause before the next call grows. A forked child has no thread until `ensure_running` starts one.
+    The thread has a reference to this object, and to the owner of the tick, only during a tick. Between two ticks both
+    can be garbage-collected, and then the thread ends. If a tick raises, the error is logged and stored in ``error``,
+    and the pause before the next call grows. A forked child has no thread until `ensure_running` starts one.
     """
 
     def __init__(self, name: str, tick: Tick, first_pause_s: float = 0.0) -> None:

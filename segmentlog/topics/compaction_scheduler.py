@@ -144,7 +144,7 @@ class Compactor:
         return True
 
     def _dirty_ratio(self, name: PartitionName, now_ms: int) -> float | None:
-        """Return the dirty ratio of a partition that is due; None if it is not due."""
+        """Return the dirty ratio of a partition that is due, otherwise None."""
         try:
             partition = self._partitions.open_partition(*name)
             if partition.handle.read_only:  # it belongs to another user, whose processes compact it

@@ -74,7 +74,7 @@ class PartitionState(msgspec.Struct, frozen=True, gc=False):
 class TopicStates(NamedTuple):
     """A topic and the states of its partitions, in the order of their numbers.
 
-    The state is None for a partition that no process has opened since the machine started.
+    Until a process opens a partition after the start of the machine, its state is None.
     """
 
     topic: Topic

@@ -158,7 +158,7 @@ class TopicFolders:
             replace_file(self._fs, path, data)
 
     def name_of(self, topic_id: str) -> str | None:
-        """Return the current name of a topic; None if no topic has this id.
+        """Return the current name of the topic with this id, if it exists, otherwise None.
 
         Without the administration lock, None may also mean that the topic is being renamed.
         """

@@ -336,7 +336,7 @@ class Topics:
                 self.background.flush_soon()
             report = partition.recovery_report
             if report.verdict not in ("new", "clean", "live"):
-                # Do not warn after a restore, which somebody has requested: each reading command would print a warning.
+                # Do not warn after a restore: the user requested it, and each reading command would print a warning.
                 level = logging.INFO if report.verdict == "restored" else logging.WARNING
                 logger.log(level, "%s/%d: %s: %s", name, number, report.verdict, report.why)
         if partition.last_stable_offset < partition.log_end_offset:

@@ -108,7 +108,8 @@ class TransactionCompleter:
     def _write_marker(self, log: Partition, state: TransactionState) -> UnconfirmedMarker | None:
         """Write the marker if the transaction is open in the partition.
 
-        Return the marker of a commit, which may not be on disk yet. Return None for an abort, or if there is no marker.
+        Return the marker of a commit, which may not be on disk yet. For an abort, and if the partition has none of the
+        transaction's markers, return None.
         """
         is_commit = self._outcome(log, state)
         epoch = log.epoch  # read before the marker is written: if it changes afterwards, the marker may be lost
@@ -121,7 +122,7 @@ class TransactionCompleter:
 
     @staticmethod
     def _outcome(log: Partition, state: TransactionState) -> bool | None:
-        """Return the outcome of the open transaction in a partition; None if there is none, or it is undecided."""
+        """Return the outcome if a transaction is open in the partition and is decided, otherwise None."""
         entry = log.producer(state.producer_id)
         if entry is None or entry.transaction_offset < 0:
             return None

@@ -69,7 +69,7 @@ class ProducerIdentity:
         fork_safety.on_fork(self, "_discard_parent_state")
 
     def _draw_id(self) -> None:
-        """Choose a random id of 61 bits: no two producers get the same id, although they do not coordinate."""
+        """Choose a random id of 61 bits, so that producers get different ids without coordination."""
         self.producer_id, self.epoch = new_store_id(), 0
 
     @property

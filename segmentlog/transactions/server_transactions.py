@@ -5,8 +5,8 @@ because the whole state is in the transaction log. Therefore:
 
 - An open transaction survives the worker that served its client. It ends when the client ends it, at its time-out, or
   when another instance registers the name. No lease shows whether the client is alive.
-- An append checks the state under the partition's lock: the transaction must be open, under this id and epoch, with
-  this partition. The decision is written before the markers, so no record can be appended after a marker.
+- An append checks the state under the partition's lock. The transaction must be open, under this id and epoch, with
+  this partition. The decision is written before the markers. So no record can be appended after a marker.
 - A process that ends a transaction first saves that its end has begun (`TransactionState.last_epoch`). From then on,
   appends are rejected, so a sync covers all records. In Kafka's second transaction protocol, this step also begins the
   next epoch (KIP-890), so a late request cannot become part of the next transaction. In the first protocol the epoch
@@ -199,9 +199,9 @@ class ServerTransactions:
     ) -> ProducerIdAndEpoch:
         """Commit or abort the name's transaction. Durable when it returns. A repeated request gets the same answer.
 
-        With ``bumps_epoch`` the end of the transaction raises the epoch (KIP-890), the call returns the new producer id
-        and epoch, and the client may abort even if no transaction is open. Raises `TransactionAborted` if the
-        transaction could not be committed and was aborted; `WrongState`, `UnknownProducer`, `ProducerFenced`.
+        With ``bumps_epoch`` the end of the transaction raises the epoch (KIP-890), and the call returns the new
+        producer id and epoch. The client may then abort even if no transaction is open. Raises `TransactionAborted` if
+        the transaction could not be committed and was aborted; `WrongState`, `UnknownProducer`, `ProducerFenced`.
         """
         with self._names.locked(name) as fence_fd:
             state = self._log.find(name)

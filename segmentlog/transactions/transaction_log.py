@@ -70,7 +70,7 @@ class TransactionState(msgspec.Struct, frozen=True, array_like=True):
     ends: tuple[int, ...] = ()
     """For a commit: the offset after its last record, for each of ``partitions``. It does not include later records."""
     note: str | None = None
-    """Metadata of the last commit. For a client of a server: why its last commit was aborted; None if it was not."""
+    """Metadata of the last commit. For a client of a server: the reason if its last commit was aborted, else None."""
     started_up_ms: int = 0
     """Monotonic clock at the first append, from which the time-out is measured. A time from an earlier boot does not
     matter, because all producers of that boot are dead."""
@@ -307,7 +307,7 @@ def encode_state(state: TransactionState) -> bytes:
 
 
 def decode_state(value: bytes) -> TransactionState | None:
-    """Return the state in a record's value; None if it cannot be decoded."""
+    """Decode the state in a record's value. Return None for an invalid value."""
     try:
         return _state_decoder.decode(value)
     except msgspec.DecodeError:

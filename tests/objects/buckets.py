@@ -84,7 +84,7 @@ class Memory:
 
 @contextlib.contextmanager
 def places(kind: str, folder: Path) -> Iterator[Maker]:
-    """Makes buckets of that kind; its server runs meanwhile. The test is skipped where there is none, but not in CI."""
+    """Yield a function that creates buckets of this kind. Without the server, skip the test, or fail it in CI."""
     numbers = itertools.count()
     if kind == "folder":
         yield lambda: LocalBucket(str(folder / f"place {next(numbers)}"))
@@ -111,14 +111,14 @@ def served(kind: str, folder: Path) -> Iterator[S3Server]:
 
 
 def cloud(server: S3Server, path: str = "place", **options: Any) -> CloudBucket:
-    """A bucket on a server; it keeps no connection, which a test would leave behind."""
+    """Return a bucket on a server. It closes idle connections, because a test would leave them open."""
     client = server.options["client_options"] | {"pool_max_idle_per_host": "0"} | options.pop("client_options", {})
     return CloudBucket(f"s3://{s3_servers.BUCKET}/{path}", **(server.options | {"client_options": client} | options))
 
 
 @contextlib.contextmanager
 def disconnected() -> Iterator[None]:
-    """Waits in the end until obstore has closed the connections that it opened within: its threads do, later."""
+    """Wait, at the end, until the threads of obstore have closed the connections that the body opened."""
     before = _sockets()
     yield
     ends_s = time.monotonic() + 10
@@ -142,7 +142,7 @@ def warm_up() -> None:
 
 
 def race(bucket: Bucket, key: str, tag: str | None, racers: int = 16) -> list[tuple[bytes, str]]:
-    """What those have put, and their tags, who won when so many threads swapped at the same time."""
+    """Swap one object on several threads at once. Return the data and the tag of each swap that succeeded."""
     begin = threading.Barrier(racers)
     won: list[tuple[bytes, str]] = []
     failed: list[BaseException] = []

@@ -85,7 +85,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.body = self.rfile.read(int(self.headers.get("content-length", 0)))
 
     def do(self) -> tuple[int, bytes, dict[str, str]]:
-        """What was asked for: (status, body, headers)."""
+        """Execute the request. Return (status, body, headers)."""
         with self.s3.mutex:
             there = self.s3.objects.get(self.path)
             return self._put(there) if self.command == "PUT" else self._get(there)
@@ -134,7 +134,7 @@ def _said(code: str, message: str) -> bytes:
 
 
 def refused(status: int, code: str, message: str = "no") -> Fault:
-    """It answers that, and does nothing."""
+    """Return a fault that answers with this error and does not execute the request."""
 
     def fault(handler: _Handler) -> None:
         handler.read_body()
@@ -144,7 +144,7 @@ def refused(status: int, code: str, message: str = "no") -> Fault:
 
 
 def refused_though_done(status: int, code: str) -> Fault:
-    """It answers that, and has done it."""
+    """Return a fault that executes the request and then answers with this error."""
 
     def fault(handler: _Handler) -> None:
         handler.read_body()
@@ -155,19 +155,19 @@ def refused_though_done(status: int, code: str) -> Fault:
 
 
 def answered(handler: _Handler) -> None:
-    """It does what it was asked to."""
+    """Execute and answer the request."""
     handler.read_body()
     handler.answer(*handler.do())
 
 
 def lost(handler: _Handler) -> None:
-    """It does what it was asked to, and cuts the connection."""
+    """Execute the request, and close the connection without an answer."""
     handler.read_body()
     handler.do()
 
 
 def cut(handler: _Handler) -> None:
-    """It cuts the connection in the middle of what it receives, or sends."""
+    """Close the connection in the middle of the request of a PUT, or of the answer to any other method."""
     if handler.command == "PUT":
         handler.rfile.read(int(handler.headers["content-length"]) // 2)
         return
@@ -176,12 +176,12 @@ def cut(handler: _Handler) -> None:
 
 
 def silent(handler: _Handler) -> None:
-    """It never answers."""
+    """Send no answer until the server is closed."""
     handler.s3.ended.wait()
 
 
 def repeating(handler: _Handler) -> None:
-    """It refuses, and repeats all that it was sent, and more: some do, so that one sees what was signed."""
+    """Refuse the request, and repeat its headers and secrets. Some servers do so to show what was signed."""
     handler.read_body()
     sent = "\n".join(f"{name}:{text}" for name, text in handler.headers.items())
     knows = f"{SECRET}, {quote(SECRET, safe='')}, plantedpassword, {OTHER_KEY_ID}"

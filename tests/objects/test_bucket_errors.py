@@ -83,7 +83,7 @@ def _warm() -> None:
 
 @pytest.fixture
 def failing() -> Iterator[FailingS3]:
-    """A server that fails as it is told."""
+    """Provide a server that fails on demand."""
     with disconnected():
         server = FailingS3()
         try:
@@ -94,7 +94,7 @@ def failing() -> Iterator[FailingS3]:
 
 @pytest.fixture
 def bucket(failing: FailingS3) -> CloudBucket:
-    """A place on it, which is asked three times in all."""
+    """Provide a bucket on the failing server that sends each request up to three times."""
     return cloud(failing.server, retry_config=QUICK)
 
 
@@ -106,7 +106,7 @@ def real(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def failure(call: Call, bucket: CloudBucket) -> ObjectStoreError:
-    """What it raises: no subclass, which would say something else."""
+    """Return the error that the call raises. It must not be a subclass, which would have another meaning."""
     with pytest.raises(ObjectStoreError) as caught:
         call(bucket)
     assert type(caught.value) is ObjectStoreError
@@ -253,7 +253,7 @@ def test_a_download_that_is_cut_goes_on(failing: FailingS3, bucket: CloudBucket)
 
 
 def silent_then_cut(handler: Any) -> None:
-    """It takes its time."""
+    """Wait 50 ms, then close the connection as `cut` does."""
     time.sleep(0.05)
     cut(handler)
 

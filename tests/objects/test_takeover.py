@@ -41,7 +41,7 @@ def bucket() -> Memory:
 
 @pytest.fixture
 def store(tmp_path: Path, bucket: Memory) -> Iterator[LogStore]:
-    """A store that is shipped."""
+    """Provide a store with one record, which is shipped."""
     with LogStore(tmp_path / "store", background=False) as opened:
         opened.create_topic("a", fsync="always").partition(0).append([b"1"])
         ship(opened, bucket)
@@ -56,7 +56,7 @@ def ship(store: LogStore, bucket: Memory) -> None:
 
 
 def begin(bucket: Memory, folder: Path, monkeypatch: pytest.MonkeyPatch, killed_at: str) -> None:
-    """A takeover that is killed before a step."""
+    """Begin a takeover that is killed at the function ``killed_at``."""
     with monkeypatch.context() as patched:
         patched.setattr(takeover, killed_at, killed)
         with pytest.raises(Killed):

@@ -23,7 +23,7 @@ TIERED: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test does not take the power from need not be on the disk."""
+    """Skip fsync and fdatasync: these tests do not simulate a power cut."""
     for call in ("fsync", "fdatasync"):
         monkeypatch.setattr(FileSystem, call, staticmethod(lambda fd: None))
 
@@ -34,7 +34,7 @@ def url_of(folder: Path) -> str:
 
 
 def value(number: int) -> bytes:
-    """What the record of that number says."""
+    """Return the value of the record with this number."""
     return b"%d/" % number + b"v" * 50
 
 
@@ -45,7 +45,7 @@ def fill(log: Partition, count: int) -> None:
 
 
 def tiered_store(folder: Path, *, count: int = 45, **options: Any) -> LogStore:
-    """A store of one topic; all of it is shipped, and its sealed segments lie there alone."""
+    """Create a store with one topic and ship it. Its sealed segments are then stored only in the object store."""
     store = LogStore(folder / "store", background=False, **options)
     fill(store.create_topic("a", **TIERED).partition(0), count)
     store.ship(url_of(folder))
@@ -66,7 +66,7 @@ def turn(store: LogStore, bucket: Any, clock: FakeClock | None = None) -> Shippe
 
 
 def remote(log: Partition) -> list[int]:
-    """Base offsets of the segments that lie in the object store alone."""
+    """Return the base offsets of the segments that are stored only in the object store."""
     return [segment.base_offset for segment in log.segments() if segment.remote]
 
 

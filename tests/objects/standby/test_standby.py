@@ -99,7 +99,7 @@ class Machine:
 
 @pytest.fixture
 def bucket() -> Memory:
-    """The object store."""
+    """Provide the object store."""
     return Memory()
 
 
