@@ -95,8 +95,8 @@ def lost_ranges(fs: FileSystem, folder: str, log: LogState) -> tuple[LostRange, 
 def find_lost_range_end(fs: FileSystem, folder: str, offset: int) -> tuple[int, int] | None:
     """Return (end of the lost range that starts at ``offset``, the epoch there); None if no lost range starts there.
 
-    If no process has opened the partition since the machine started, a range that the next recovery will find is not
-    known yet. Raises OSError.
+    If no process has opened the partition since the machine started, the next recovery may find more lost ranges.
+    Raises OSError.
     """
     seen = read_state(fs, folder, fs.boot_id())
     if seen is not None and (not seen.log.epoch or offset >= seen.log.log_end_offset):

@@ -38,13 +38,13 @@ class AccumulatorHooks(Protocol):
     """Callbacks that a producer sets if other threads send its chunks."""
 
     def on_chunk_started(self) -> None:
-        """Called before a chunk is created, by the thread that adds its first record. An exception prevents it."""
+        """Prepare for a new chunk, in the thread that adds its first record. An exception prevents the chunk."""
 
     def on_sealed(self, topic: str) -> None:
-        """Called when a chunk was sealed: `Accumulator.send_queued` must be called for its topic."""
+        """Schedule a call of `Accumulator.send_queued` for the topic, one of whose chunks was sealed."""
 
     def on_sent(self) -> None:
-        """Called when a chunk was sent or has failed."""
+        """React to a chunk that was sent or has failed."""
 
 
 class Accumulator:

@@ -27,8 +27,8 @@ class AnyDeserializer:
 def document_decoder(registry: SchemaSource) -> Callable[[str, bytes], Any]:
     """Return a function that decodes a topic's value to dicts, lists, strings, numbers, booleans and None. Thread-safe.
 
-    The function returns None if the value is too large or violates its schema, or if the registry does not have that
-    schema. It raises `MissingPackage` if the package that reads this schema type is not installed.
+    The function returns None for a value that is too large, that violates its schema, or whose schema is missing in the
+    registry. It raises `MissingPackage` if the package that reads this schema type is not installed.
     """
     deserializer = AnyDeserializer(registry)
 

@@ -32,7 +32,7 @@ def _is_open(node: Node) -> bool:
 
 
 def _additional_property_schema(node: Node, name: str) -> Any:
-    """Return the schema that applies to a property without an entry in ``properties``, or None."""
+    """Return the schema that applies to a property outside ``properties``, or None."""
     for pattern, schema in node.raw.get("patternProperties", {}).items():
         try:
             # RE2, not `re`: a client chooses the pattern and the name, and `re` takes years for some of them.

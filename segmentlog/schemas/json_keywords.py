@@ -2,9 +2,9 @@
 
 The original keywords have three problems:
 
-- They match patterns with `re`, which takes years for some patterns and meanwhile blocks every thread of the process.
-- They compare each array item with every other item.
-- A few lines of allOf and $ref can double the work at each level, so that a check practically never ends.
+1. They match patterns with `re`, which takes years for some patterns and meanwhile blocks every thread of the process.
+2. They compare each array item with every other item.
+3. A few lines of allOf and $ref can double the work at each level, so that a check practically never ends.
 
 This module matches patterns with RE2, hashes items and counts steps.
 """

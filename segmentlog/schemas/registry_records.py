@@ -144,7 +144,7 @@ def encode_schema(record: SchemaRecord) -> bytes:
 
 
 def encode_object(subject: str | None, fields: Mapping[str, Any]) -> bytes:
-    """Encode a value; add the subject, unless it is None."""
+    """Encode a value, with its subject if it has one."""
     return _encode(({"subject": subject} if subject is not None else {}) | dict(fields))
 
 

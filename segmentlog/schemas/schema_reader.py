@@ -32,7 +32,7 @@ class Readers(Generic[T]):
         self._known: dict[int, Decode[T]] = {}
 
     def decode_all(self, data: Sequence[bytes | None]) -> list[T | None]:
-        """Decode values in order; None stays None. Raises `InvalidPayload` and the errors of the decoder."""
+        """Decode values in order; a None value stays as it is. Raises `InvalidPayload` and the decoder's errors."""
         return [None if blob is None else self.decode(blob) for blob in data]
 
     def decode(self, blob: bytes) -> T:

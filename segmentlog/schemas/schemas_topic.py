@@ -152,8 +152,8 @@ class SchemaJournal:
     def append(self, pairs: Pairs) -> None:
         """Append records as one durable batch, and apply them to the state. Call it within `writing`.
 
-        Raises `SchemaTooLarge`, `DiskFull` and the other errors of `Partition.append`. An error means
-        that no record was appended, unless the fsync failed: then the records were appended but may be lost.
+        Raises `SchemaTooLarge`, `DiskFull` and the other errors of `Partition.append`. If the fsync failed,
+        the records were appended but may be lost. After any other error, no record was appended.
         """
         if self._find_log() is None:
             self._log = self._topics.internal_topic(SCHEMAS_TOPIC, 1, _SETTINGS).partition(0)

@@ -24,7 +24,7 @@ def change_file(
 ) -> T:  # fmt: skip
     """Replace a file's bytes by those that ``change`` computes from them, and return its result.
 
-    ``change`` gets the present bytes, or None if there is no file. It returns (new bytes, result); if the new bytes are
+    ``change`` gets the present bytes, or None for a missing file. It returns (new bytes, result); if the new bytes are
     None, the file stays unchanged. A lock excludes other writers that use this function. Readers see the old file or
     the new file, also after a power cut. Without ``mode`` the file keeps its mode. Raise OSError.
     """

@@ -15,7 +15,7 @@ from segmentlog.storage.interrupt_safe import try_lock
 
 logger = logging.getLogger("segmentlog.server")
 reloads = logging.getLogger("segmentlog.server.reloads")
-"""Logger of reloads. Of several processes that watch the same file, only one enables this logger."""
+"""Logger of reloads. If several processes watch the same file, only one of them enables this logger."""
 
 T = TypeVar("T")
 

@@ -10,8 +10,9 @@ Batches in memory and in responses share a memory limit. Above it, the cache wri
 once, and each response contains only its first batch, and batches that are on disk.
 
 A batch that is read once costs no disk access. The size on disk is limited, also relative to the free space of the
-disk. At the limit, the least recently used file is deleted, unless a request used it recently. Without this
-exception, repeated reads of a log larger than the cache would rewrite the whole cache each time and never find a batch.
+disk. At the limit, the least recently used file is deleted, unless a request used it recently. This
+exception helps with repeated reads of a log larger than the cache: otherwise each of them would rewrite the whole cache
+and find no batch.
 """
 
 from __future__ import annotations
@@ -133,7 +134,7 @@ class DiskBatchCache:
                 self._by_key[key] = file
 
     def _start_file(self) -> _CacheFile | None:
-        """Return a new file, and delete old files if necessary; None if there is no room."""
+        """Delete old files if necessary, and return a new file, or None for lack of space."""
         now_s = self._clock_s()
         room = (free_bytes(self._folder) + self.size_bytes) // _FREE_PART
         with self._mutex:
@@ -166,7 +167,7 @@ class DiskBatchCache:
 class ConvertedBatchCache:
     """Recently converted batches. Thread-safe. Owns ``disk``.
 
-    ``held_max_bytes`` limits the memory of batches that are not on disk, whether in this cache or in responses that
+    ``held_max_bytes`` limits the memory of batches that are only in memory: in this cache, or in responses that
     clients have not received yet.
     """
 

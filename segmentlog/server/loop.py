@@ -38,7 +38,8 @@ _thread = threading.local()
 def step_aside() -> None:
     """Start a thread that steps the other connections. Call this before an operation that may take long.
 
-    The calling thread continues with its connection until the step ends. In a thread of no loop, do nothing.
+    The calling thread continues with its connection until the step ends. The call has no effect
+    outside a loop's thread.
     """
     loop: Loop | None = getattr(_thread, "loop", None)
     if loop is not None:

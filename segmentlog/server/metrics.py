@@ -1,8 +1,8 @@
 """Serve metrics and health of a worker over HTTP: ``/metrics``, ``/healthz``, ``/readyz``.
 
 For Prometheus and for orchestrators, without authentication. Responses contain names of topics and groups, but no
-record data; so the server listens on loopback by default, and rejects requests for foreign host names and from pages of
-other sites (`security.cross_site`).
+record data. So the server listens on loopback by default. It rejects requests for foreign host names, and requests from
+pages of other sites (`security.cross_site`).
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ what it was doing."""
 def run_standby(plan: ServerPlan, nodes: list[WorkerNode], status_fd: int, alive_fd: int) -> None:
     """Follow the owner of the store until this machine is the owner, SIGTERM, or the end of the supervisor.
 
-    Raise `ShippingRefused` if the folder cannot be a replica of the store, nor the owner's.
+    Raise `ShippingRefused` unless the folder can be a replica of the store or is the owner's.
     """
     assert plan.standby is not None
     url = plan.standby.url

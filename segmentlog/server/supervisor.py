@@ -12,8 +12,8 @@
 
 The supervisor restarts a worker that dies. Its clients reconnect, and the records that it acknowledged are in the log.
 If a worker sends no heartbeat for `SILENT_S`, the supervisor kills it and then starts another: two processes must never
-have the same worker number. Workers also end when the supervisor ends, even by SIGKILL: they read from a pipe to
-which no process writes, and whose write end the kernel closes when the supervisor ends.
+have the same worker number. Workers also end when the supervisor ends, even by SIGKILL. They read from a pipe to
+which no process writes. The kernel closes its write end when the supervisor ends.
 """
 
 from __future__ import annotations

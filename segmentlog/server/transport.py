@@ -1,7 +1,7 @@
 """Send and receive bytes over one connection, plain or TLS. One thread receives; any thread may send, one at a time.
 
-Sockets block, with the kernel's timeouts. (Python's `settimeout` would cost another system call a request, because it
-calls `poll` before each operation.) OpenSSL allows one thread at a time in a TLS connection, so a receiver waits for
+Sockets block, with the kernel's timeouts: Python's `settimeout` would cost another system call a request, because it
+calls `poll` before each operation. OpenSSL allows one thread at a time in a TLS connection, so a receiver waits for
 bytes outside the lock that senders need.
 """
 

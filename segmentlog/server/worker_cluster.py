@@ -24,7 +24,7 @@ class WorkerNode(NamedTuple):
 
 
 _NO_NODE: Final = WorkerNode(-1, "", -1)
-"""As in Kafka: no leader, or no coordinator, is known."""
+"""Node in answers about an unknown leader or coordinator, as in Kafka."""
 
 
 class WorkerCluster:

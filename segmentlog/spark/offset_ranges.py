@@ -308,7 +308,7 @@ def split_into_tasks(
 def _find_batch_start(log: Partition, offset: int, start: int) -> int:
     """Return the base offset of the batch that contains ``offset``, or else of the next batch.
 
-    If this base offset is not after ``start``, return ``offset`` itself, so that a task is not empty.
+    If this base offset is at or before ``start``, return ``offset`` itself, so that a task is not empty.
     """
     try:
         for batch in log.read(offset, max_bytes=1):

@@ -1,4 +1,4 @@
-"""Measure the lag of a query behind its topics.
+"""Measure the lag of a query: how many records of its topics it has not processed yet.
 
 Spark's Python sources cannot report metrics, and Spark describes them only by the name of its class. But the progress
 of a query contains the end of its last micro-batch, and the ends of the topics when that micro-batch was planned.

@@ -41,7 +41,7 @@ def session(
 ) -> SparkSession:
     """Return the Spark session of this process, with the data source ``segmentlog`` registered.
 
-    An existing session is returned unchanged, and the arguments have no effect. Otherwise a session is started. If
+    If a session exists, return it as it is, and ignore the arguments. Otherwise start a session. If
     Java already runs (after ``SparkSession.stop()``), the new session uses it, and ``quiet`` and ``fast_start`` do not
     change it.
 

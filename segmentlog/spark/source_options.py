@@ -233,7 +233,7 @@ class _GivenOptions:
         return self.number(name, parse_count, "a whole number from 1 on", least=1)
 
     def number(self, name: str, parse: Callable[[object], int], accepted: str, *, least: int = 0) -> int | None:
-        """Return the option as a number from ``least`` on, or None if it is not given.
+        """Return the option as a number of at least ``least``, or None for a missing option.
 
         The parsers also accept -1, "unlimited" and the like; the options of the data source do not.
         """

@@ -143,7 +143,7 @@ class ActiveSegmentWriter:
     ) -> LogState:
         """Write batches like `write`, rolling where needed.
 
-        No batch is published before all are written, so readers see all batches or none.
+        The batches are published together, after the last is written: readers see all of them or none.
 
         The caller must hold `Handle.folder_locked`, as for `roll` and `close_cleanly`.
         """

@@ -14,15 +14,15 @@ An interrupt may come anywhere, also in the leader, and must not leave a thread 
 - Only the main thread runs signal handlers. While it is in `append`, or was interrupted in it, a wake-up may be lost.
   Sleeping threads then check every `POLL_INTERVAL_S`, and lead if no thread does. A leader that finds an unfinished
   group concludes that the group's leader was interrupted.
-- While the main thread is not in `append`, the others sleep without a time-out. (A wait with a time-out takes 2 us
-  more, a twentieth of an append among 32 threads.) The main thread sets `_main_is_here` before it checks whether other
+- While the main thread is not in `append`, the others sleep without a time-out: a wait with a time-out takes 2 us more,
+  a twentieth of an append among 32 threads. The main thread sets `_main_is_here` before it checks whether other
   threads are in the queue. So every thread that sleeps without a time-out queued before the main thread. The main
   thread is the last to be woken and to lead, so another thread is about to lead. If the main thread does lead, it first
   wakes the others.
 - An interrupted thread leaves at once and sets ``has_left``: leaders skip its append.
 - A main thread that was interrupted does not lead on its next try while another thread waits. It wakes that thread and
-  waits, too. Without this rule, a main thread with a signal every millisecond blocked all appends: each time it led
-  again at once, and never finished the repair that its interrupted write had made necessary.
+  waits, too. Without this rule, a signal every millisecond blocked all appends. The main thread led again at once each
+  time, and never finished the repair that its interrupted write had made necessary.
 """
 
 from __future__ import annotations

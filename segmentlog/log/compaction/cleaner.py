@@ -34,7 +34,7 @@ class Cleaner:
         return self._handle.ledger.last_checkpoint().compacted
 
     def why_due(self, now_ms: int) -> str | None:
-        """Return why a compaction pass is worth it now; None if it is not."""
+        """Return why a compaction pass is worth it now, or None."""
         handle = self._handle
         handle.refresh_config()
         if not handle.config.compacts:
@@ -74,8 +74,8 @@ class Cleaner:
                 return CompactionReport(handle.topic, handle.partition, busy=True)
             with handle.folder_locked():
                 self._finish_passes()
-            # Compact only below this offset. A power cut must not lose what a removal relies on: the newer record of
-            # the key, the marker that decides its transaction, and the file in which a recovery begins.
+            # Compact only below this offset. A removal relies on the newer record of the key, the marker that decides
+            # its transaction, and the file in which a recovery begins. A power cut must not lose any of them.
             decided_offset = handle.page.log.read().last_stable_offset
             durable_base = min(self._syncer.checkpoint_now(), decided_offset)
             plan = partial(self._plan, now_ms, durable_base)

@@ -247,7 +247,7 @@ class ConsumerGroup(HeartbeatHandler):
     # ------------------------------------------------------------ time-outs
 
     def next_deadline_ms(self) -> int | None:
-        """Return a time before which `expire` has nothing to do, or None if it never has."""
+        """Return the earliest time at which `expire` may have work; None for an empty group."""
         return self._earliest_due_ms if self.members else None
 
     def extend_deadlines(self, by_ms: int) -> None:

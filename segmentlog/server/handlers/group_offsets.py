@@ -140,8 +140,8 @@ def _resolve_special_offset(topic: Topic, position: OffsetCommitRequestPartition
     """Return (the offset that "earliest" or "latest" stands for now, error code).
 
     kafkajs commits these special offsets when its committed offset is out of range. Kafka stores and returns them. This
-    server does not store them, because members of the library could not interpret them. It does not reject them either,
-    because kafkajs would then request the lost offset forever.
+    server stores the offset that they stand for, because members of the library could not interpret them. It does not
+    reject them, because kafkajs would then request the lost offset forever.
     """
     try:
         partition = topic.partition(position.partition_index)
@@ -156,7 +156,7 @@ def find_topic(
 ) -> tuple[Topic | None, ErrorCode]:
     """Return (the topic, NONE) or (None, the error). From version ``by_id_from`` on, the request has the topic's id.
 
-    A topic that the client may not describe gets the same error as a topic that does not exist.
+    A topic that the client may not describe gets the error of an unknown topic.
     """
     unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     if call.version >= by_id_from:

@@ -66,7 +66,7 @@ def metadata(call: RequestContext, request: MetadataRequest) -> MetadataResponse
 
 
 def _describe_requested(view: _View, requested: MetadataRequestTopic, may_create: bool) -> MetadataResponseTopic:
-    """Describe a topic requested by name or id. A client without permission does not learn whether it exists."""
+    """Describe a topic requested by name or id. Only a client with permission learns whether it exists."""
     call = view.call
     if requested.topic_id != ZERO_UUID:
         named = call.topic_by_id(requested.topic_id)

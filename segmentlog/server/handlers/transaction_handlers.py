@@ -1,8 +1,8 @@
 """AddPartitionsToTxn (24), AddOffsetsToTxn (25), EndTxn (26): transactions of Kafka clients.
 
 `segmentlog.transactions.server_transactions` executes and checks the requests. From EndTxn version 5, Produce version
-12 and TxnOffsetCommit version 5 on, clients use the second transaction protocol (KIP-890): the first write to a
-partition adds the partition to the transaction, and each transaction has its own producer epoch.
+12 and TxnOffsetCommit version 5 on, clients use the second transaction protocol (KIP-890). In this protocol, the first
+write to a partition adds the partition to the transaction, and each transaction has its own producer epoch.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ _BATCH_OF_ONE_BYTES: Final = 1024
 def largest_batch_column() -> Column:
     """Return an aggregate column: the smallest `max.message.bytes` with which a topic accepts all rows.
 
-    It is null if there are no rows.
+    The column is null if the input has no rows.
     """
     return (F.max(F.expr(_SIZE)) + _BATCH_OF_ONE_BYTES).alias("largest_batch_bytes")
 

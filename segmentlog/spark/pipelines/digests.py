@@ -1,8 +1,8 @@
 """Compute digests of sets of records with Spark: their count, and a checksum that does not depend on their order.
 
 The hash of a record is xxhash64 of offset, timestamp, key, value and headers, with a flag for each nullable field.
-xxhash64 ignores nulls: without the flags, a key without a value would equal a value without a key. The checksum is the
-sum and the xor of all hashes: 32 hexadecimal digits, the sum first.
+The flags are necessary because xxhash64 ignores nulls: otherwise a record with only a key would equal a record with
+only a value of the same bytes. The checksum is the sum and the xor of all hashes: 32 hexadecimal digits, the sum first.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ def require_schema(
 def _sample_values(path: str, topic: str, count: int) -> Iterator[bytes]:
     """Yield about ``count`` values from each end of the topic.
 
-    Each end of a partition gives at least `_PARTITION_SAMPLE_MIN` values, if it has so many.
+    Each end of a partition gives at least `_PARTITION_SAMPLE_MIN` values, or all values if it has fewer.
     """
     with open_on_driver(path, (topic,)) as store:
         partitions = [store.topic(topic).partition(number) for number in range(store.topic(topic).partition_count)]

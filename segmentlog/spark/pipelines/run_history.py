@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from segmentlog.store import LogStore
 
 _MARK_SCAN_OFFSETS: Final = 1000
-# Offsets to scan for the mark. A range gets no mark if its last 1,000 offsets have no record.
+# Offsets to scan for the mark. A range gets a mark only if its last 1,000 offsets have a record.
 
 
 class Mark(msgspec.Struct, frozen=True, array_like=True):

@@ -1,8 +1,8 @@
 """Reduce records to the latest row of each key, with Spark's operations. See `latest_rows`.
 
-Inside this module all rows have the same columns, independent of their names in the table: key, partition, offset,
+Inside this module all rows have the same columns, whatever their names in the table. These are key, partition, offset,
 timestamp, value (bytes, or a struct of JSON columns), ``deleted`` (whether the record deletes the row) and ``was``
-(whether the row was in the table before).
+(whether the table had the row before).
 """
 
 from __future__ import annotations

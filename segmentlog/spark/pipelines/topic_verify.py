@@ -132,7 +132,8 @@ def _inspect_share(
     """Inspect a share of the segments. Runs on an executor.
 
     Return the results, with paths in the driver's ``folder``. If the folder does not exist on this host, return the
-    name of the host: after an exception Spark would retry the task, and print the message among a hundred lines.
+    name of the host and raise no exception. After an exception, Spark would retry the task, and print the message among
+    a hundred lines.
     """
     with contextlib.ExitStack() as stack:
         fs, local_folder = FileSystem(), folder
