@@ -301,7 +301,7 @@ def test_another_history(spark: SparkSession, base: Path, tmp_path: Path) -> Non
             archive(spark, str(base / "store"), "other", str(base / "archive"))
         store.delete_topic("t")
         store.create_topic("t", partitions=2, retention_ms=-1)
-    with pytest.raises(AnotherHistory, match="ends at offset 0, and was read up to 150"):
+    with pytest.raises(AnotherHistory, match="ends at offset 0, and an earlier run read it up to 150"):
         archive_of(spark, base)
     with segmentlog.open(base / "store", background=False) as store:
         store.topic("t").partition(0).append([b"x"] * 200)
@@ -316,7 +316,7 @@ def test_another_history(spark: SparkSession, base: Path, tmp_path: Path) -> Non
 def test_folders_that_will_not_do(spark: SparkSession, base: Path) -> None:
     """Each is told in a sentence, before anything is written."""
     store = str(base / "store")
-    with pytest.raises(SegmentlogError, match=r"^s3://bucket/x: it must be a folder of a file system"):
+    with pytest.raises(SegmentlogError, match=r"^s3://bucket/x: the folder must be on a file system that is mounted"):
         archive(spark, store, "t", "s3://bucket/x")
     with pytest.raises(SegmentlogError, match="not empty and contains no archive"):
         archive(spark, store, "t", store)
@@ -361,7 +361,7 @@ def test_topics_that_cannot_be_restored_into(spark: SparkSession, base: Path) ->
         store.topic("other").partition(1).append([b"other"])
         store.create_topic("few")
         store.create_topic("stamps", partitions=2, message_timestamp_type="LogAppendTime")
-    with pytest.raises(NotAPrefix, match=r"^other/1: it holds other records"):
+    with pytest.raises(NotAPrefix, match=r"^other/1: its records differ from the archived records"):
         restore_in(spark, base, "other")
     with pytest.raises(NotAPrefix, match="it has 1 partitions"):
         restore_in(spark, base, "few")
