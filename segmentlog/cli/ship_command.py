@@ -13,7 +13,6 @@ from segmentlog.cli.common import (
     collect_signals,
     exit_at_once_on_signals,
     open_store,
-    require_local_folder,
     say,
 )
 from segmentlog.cli.offsets_file import read_offsets
