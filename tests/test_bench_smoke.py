@@ -61,6 +61,7 @@ def test_limits(tmp_path: Path) -> None:
         ("table", ("--keys", "2000"), "get, p50"),
         ("console", ("--topics", "20", "--records", "2000", "--times", "2"), "records searched a second"),
         ("ship", ("--mb", "100", "--rounds", "1", "--scale", "0.05"), "worst lag"),
+        ("standby", ("--only", "requests"), "dollars a month"),
         ("http", ("--rounds", "1", "--scale", "0.05"), "to 100 clients"),
     ],
 )

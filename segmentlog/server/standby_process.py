@@ -114,6 +114,7 @@ class _Cycles(threading.Thread):
         self._last = before
         self._stop_signal = stop
         self._status_fd = status_fd
+        self._is_complete = False
         self.failure: BaseException | None = None
 
     def run(self) -> None:
@@ -138,8 +139,9 @@ class _Cycles(threading.Thread):
         status = self._last
         if status is None or (status.role == Role.WAITING.value and status.error):
             return {}
-        is_complete = status.role == Role.OWNER.value or _is_replica(FileSystem(), self._standby.path)
-        return {"role": status.role, "owner": status.owner, "is_complete": is_complete}
+        # During a takeover the folder is no replica any more.
+        self._is_complete |= status.role == Role.OWNER.value or _is_replica(FileSystem(), self._standby.path)
+        return {"role": status.role, "owner": status.owner, "is_complete": self._is_complete}
 
 
 def _fence_store(path: str, url: str) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -78,6 +80,23 @@ class Machine:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
+    def pause(self) -> None:
+        """SIGSTOP, but not while the owner holds the lock of the folder bucket: a takeover would wait for it."""
+        lock = Path(self.url.removeprefix("file://")) / "manifest.json.lock"
+
+        def is_paused() -> bool:
+            self.signal(signal.SIGSTOP)
+            time.sleep(0.05)  # until all threads have stopped
+            with lock.open("rb") as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    self.signal(signal.SIGCONT)
+                    return False
+            return True
+
+        wait_until(is_paused, every_s=0.02)
+
     def kill(self) -> None:
         """Kill -9 of everything."""
         assert self.process is not None
@@ -141,6 +160,15 @@ def start_pair(owner: Machine, standby: Machine) -> None:
     wait_until(lambda: bool(standby.status["answered_owner"]))
 
 
+def _logger(lines: list[str]) -> logging.Logger:
+    """Return a logger that adds its messages to ``lines``."""
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.Logger("librdkafka")
+    logger.addHandler(handler)
+    return logger
+
+
 class Load:
     """A client that produces all the time with ``acks=all``, and knows all machines of the store."""
 
@@ -148,13 +176,15 @@ class Load:
         self.events: list[list[Any]] = []
         self.acknowledged = 0
         self._topic = topic
+        self._machines = found
+        self.client_log: list[str] = []
         self._is_stopped = False
         self._producer = confluent_kafka.Producer({
             "bootstrap.servers": ",".join(machine.address for machine in found), "linger.ms": 1,
             "enable.idempotence": True, "socket.timeout.ms": 1500, "request.timeout.ms": 1200,
             "reconnect.backoff.max.ms": 200, "retry.backoff.ms": 50, "retry.backoff.max.ms": 200,
-            "topic.metadata.refresh.fast.interval.ms": 50, "message.timeout.ms": 60_000, "log_level": 0,
-        })  # fmt: skip
+            "topic.metadata.refresh.fast.interval.ms": 50, "message.timeout.ms": 60_000,
+        }, logger=_logger(self.client_log))  # fmt: skip
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -177,7 +207,14 @@ class Load:
     def wait_for_more(self, count: int = 20) -> None:
         """Wait until so many more records are acknowledged."""
         wanted = self.acknowledged + count
-        wait_until(lambda: self.acknowledged >= wanted, lambda: f"{self.acknowledged} of {wanted}", 60.0)
+        reason = f"{self.acknowledged} of {wanted}"
+        wait_until(lambda: self.acknowledged >= wanted, lambda: f"{reason}: {self._describe()}", 60.0)
+
+    def _describe(self) -> str:
+        """Return what happened, for the message of a failed test."""
+        other = [event for event in self.events if event[0] not in ("send", "acked")]
+        logs = "\n".join(f"{machine.path.name}:\n{machine.log}" for machine in self._machines)
+        return f"{self.acknowledged} of {len(self.events)} acknowledged, {other[:3]}, {self.client_log[-30:]}\n{logs}"
 
     def wait_for_new(self) -> float:
         """Wait until a record is acknowledged that was sent from now on. Return the seconds."""
@@ -187,7 +224,7 @@ class Load:
         def is_new() -> bool:
             return any(e[0] == "acked" and e[4][0][1] not in sent for e in self.events[index:])
 
-        wait_until(is_new, lambda: f"nothing new: {self.events[-3:]}", 60.0)
+        wait_until(is_new, lambda: f"nothing new since {index}: {self._describe()}", 60.0, 0.02)
         return time.monotonic() - began_s
 
     def stop(self) -> None:
