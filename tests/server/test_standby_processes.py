@@ -38,6 +38,7 @@ def _is_refused(machine: Machine) -> bool:
         return sock.connect_ex(("127.0.0.1", machine.port)) != 0
 
 
+@pytest.mark.long
 def test_a_killed_owner_is_replaced_and_comes_back_as_a_standby(pair: list[Machine]) -> None:
     """Kill -9 of all processes: the standby continues the log, and the former owner follows it after its restart."""
     owner, standby = pair
@@ -59,6 +60,7 @@ def test_a_killed_owner_is_replaced_and_comes_back_as_a_standby(pair: list[Machi
     assert owner.lines[-1] == "stopped"
 
 
+@pytest.mark.long
 def test_a_stopped_owner_is_fenced_and_becomes_the_standby(pair: list[Machine]) -> None:
     """SIGSTOP, and SIGCONT after the takeover: it says so, and local programs cannot append there."""
     owner, standby = pair
@@ -241,6 +243,7 @@ def _ship_status(machine: Machine, *arguments: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
 
 
+@pytest.mark.long
 def test_each_role_is_reported_everywhere(pair: list[Machine]) -> None:
     """ship --status, /metrics, /readyz and the console show role, owner and lag, on both machines, and the takeover."""
     owner, standby = pair
