@@ -18,12 +18,13 @@ from typing import Any
 
 import confluent_kafka
 import delivery_checker as checker
-from waiting import wait_until
+from waiting import PATIENCE_S, wait_until
 
 import segmentlog
 from segmentlog.testing.ports import free_ports
 
-SHORT = ("--ship-interval", "100ms", "--standby-silence", "1s", "--standby-refused", "300ms")
+SHORT = ("--ship-interval", "100ms", "--standby-silence", "3s", "--standby-refused", "1s")
+"""Long enough that an owner on a busy machine counts as alive."""
 
 
 class Machine:
@@ -60,7 +61,7 @@ class Machine:
     def log(self) -> str:
         return "\n".join(self.lines)
 
-    def wait_for(self, text: str, timeout_s: float = 60.0) -> str:
+    def wait_for(self, text: str, timeout_s: float = PATIENCE_S) -> str:
         """Wait until the server has printed a line with this text, and return it."""
         return wait_until(
             lambda: next((line for line in self.lines if text in line), ""),
@@ -110,11 +111,11 @@ class Machine:
         self.process.send_signal(signal.SIGTERM)
         return self._end()
 
-    def finish(self, timeout_s: float = 60.0) -> int:
+    def finish(self, timeout_s: float = PATIENCE_S) -> int:
         """Wait until the server has ended by itself, and return its exit status."""
         return self._end(timeout_s)
 
-    def _end(self, timeout_s: float = 60.0) -> int:
+    def _end(self, timeout_s: float = PATIENCE_S) -> int:
         assert self.process is not None
         assert self._reader is not None
         status = self.process.wait(timeout_s)
@@ -181,9 +182,9 @@ class Load:
         self._is_stopped = False
         self._producer = confluent_kafka.Producer({
             "bootstrap.servers": ",".join(machine.address for machine in found), "linger.ms": 1,
-            "enable.idempotence": True, "socket.timeout.ms": 1500, "request.timeout.ms": 1200,
+            "enable.idempotence": True, "socket.timeout.ms": 6000, "request.timeout.ms": 5000,
             "reconnect.backoff.max.ms": 200, "retry.backoff.ms": 50, "retry.backoff.max.ms": 200,
-            "topic.metadata.refresh.fast.interval.ms": 50, "message.timeout.ms": 60_000,
+            "topic.metadata.refresh.fast.interval.ms": 50, "message.timeout.ms": 180_000,
         }, logger=_logger(self.client_log))  # fmt: skip
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -208,7 +209,7 @@ class Load:
         """Wait until so many more records are acknowledged."""
         wanted = self.acknowledged + count
         reason = f"{self.acknowledged} of {wanted}"
-        wait_until(lambda: self.acknowledged >= wanted, lambda: f"{reason}: {self._describe()}", 60.0)
+        wait_until(lambda: self.acknowledged >= wanted, lambda: f"{reason}: {self._describe()}")
 
     def _describe(self) -> str:
         """Return what happened, for the message of a failed test."""
@@ -224,13 +225,13 @@ class Load:
         def is_new() -> bool:
             return any(e[0] == "acked" and e[4][0][1] not in sent for e in self.events[index:])
 
-        wait_until(is_new, lambda: f"nothing new since {index}: {self._describe()}", 60.0, 0.02)
+        wait_until(is_new, lambda: f"nothing new since {index}: {self._describe()}", every_s=0.02)
         return time.monotonic() - began_s
 
     def stop(self) -> None:
         self._is_stopped = True
         self._thread.join()
-        assert self._producer.flush(60) == 0
+        assert self._producer.flush(PATIENCE_S) == 0
 
     def check(self, path: Path) -> None:
         """Nothing acknowledged is missing in the store, or there twice, or elsewhere."""

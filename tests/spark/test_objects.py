@@ -294,7 +294,7 @@ def test_what_writes_is_refused(spark: SparkSession, shipped: Shipped, tmp_path:
 
 def test_bad_input(spark: SparkSession, shipped: Shipped, tmp_path: Path) -> None:
     """What a user would try first."""
-    with pytest.raises(InvalidConfig, match=r"groupId.*positions are committed"):
+    with pytest.raises(InvalidConfig, match=r"groupId.*only a store in a local folder can commit positions"):
         parse_read_options({"path": shipped.url, "subscribe": "t", "groupId": "g"}, streaming=True)
     for size in ("0", "-1", "lots"):
         with pytest.raises(InvalidConfig, match="cacheBytes"):
