@@ -279,7 +279,7 @@ class ClientProcess(Process):
             member, generation = membership_of(consumer)
             if generation != known:
                 known = generation
-                # In the classic protocol a member has its generation before its assignment, and still shows the old one.
+                # In the classic protocol a member knows its generation before its assignment, and shows the old one.
                 if self.order["protocol"] != "classic":
                     self.own(member, generation, consumer.assignment())
             if not messages:
