@@ -40,6 +40,9 @@ FOUND: Final[dict[str, tuple[int, ...]]] = {
     "shipping": (
         59338546,  # a file of ranges made room, and who had it open did not hear where its bytes lay by then
     ),
+    "replication": (
+        1002710000,  # a follower with an empty disk joined without a ceiling, led, and assigned offset 0 again
+    ),
     "healthy logs": (
         901614981,  # trimmed up to its end and rolled: verify took the segment of the recovery point for deleted
     ),

@@ -111,6 +111,8 @@ class JoinProgress(NamedTuple):
     term_start_offset: int
     """`TermStart.log_end_offset` of the leader's term."""
     append_limit: int
+    term_next_offset: int
+    """`TermStart.next_offset` of the leader's term. Earlier leaders may have assigned any offset below it."""
 
 
 class Duty(StrEnum):
@@ -242,10 +244,10 @@ def propose_join(
         wanted = max(progress.high_watermark, progress.term_start_offset)
         if report.confirmed_offset < wanted:
             return Refused(f"{follower.machine} has confirmed {report.confirmed_offset} of {wanted}")
-        if report.offset_ceiling < progress.append_limit:
-            return Refused(
-                f"{follower.machine} has noted the ceiling {report.offset_ceiling} of {progress.append_limit}"
-            )
+        # The limit alone is not enough: it is 0 while a member of the ISR has confirmed nothing in this term.
+        ceiling = max(progress.append_limit, progress.term_next_offset)
+        if report.offset_ceiling < ceiling:
+            return Refused(f"{follower.machine} has noted the ceiling {report.offset_ceiling} of {ceiling}")
     others = frozenset(replica for replica in membership.isr if replica.machine != follower.machine)
     return _proposal(membership, others | {follower}, f"{follower.machine} is in sync")
 

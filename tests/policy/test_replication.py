@@ -145,23 +145,24 @@ def test_the_isr_never_shrinks_below_its_minimum(membership: LeaderAndIsr, remov
 @pytest.mark.parametrize(
     ("follower", "progress", "isr"),
     [
-        (C, ((4, 200, 300), 150, 180, 300), "a0 b0 c0"),
-        (C, ((4, 179, 300), 150, 180, 300), "c has confirmed 179 of 180"),  # the start of the term
-        (C, ((4, 209, 300), 210, 180, 300), "c has confirmed 209 of 210"),  # the high watermark
-        (C, ((4, 210, 299), 210, 180, 300), "c has noted the ceiling 299 of 300"),
-        (C, ((3, 210, 300), 210, 180, 300), "c has not fetched in term 4"),
-        (C, (None, 210, 180, 300), "c has not fetched in term 4"),
-        (B, ((4, 210, 300), 210, 180, 300), "the replica is in the ISR already"),
-        (B_NEW, ((4, 210, 300), 210, 180, 300), "a0 b1"),  # in place of the old incarnation
+        (C, ((4, 200, 300), 150, 180, 300, 190), "a0 b0 c0"),
+        (C, ((4, 179, 300), 150, 180, 300, 190), "c has confirmed 179 of 180"),  # the start of the term
+        (C, ((4, 209, 300), 210, 180, 300, 190), "c has confirmed 209 of 210"),  # the high watermark
+        (C, ((4, 210, 299), 210, 180, 300, 190), "c has noted the ceiling 299 of 300"),
+        (C, ((4, 210, 189), 210, 180, 0, 190), "c has noted the ceiling 189 of 190"),  # a member has not fetched yet
+        (C, ((3, 210, 300), 210, 180, 300, 190), "c has not fetched in term 4"),
+        (C, (None, 210, 180, 300, 190), "c has not fetched in term 4"),
+        (B, ((4, 210, 300), 210, 180, 300, 190), "the replica is in the ISR already"),
+        (B_NEW, ((4, 210, 300), 210, 180, 300, 190), "a0 b1"),  # in place of the old incarnation
     ],
 )
 def test_a_follower_joins_once_it_has_everything(
-    follower: ReplicaId, progress: tuple[tuple[int, int, int] | None, int, int, int], isr: str
+    follower: ReplicaId, progress: tuple[tuple[int, int, int] | None, int, int, int, int], isr: str
 ) -> None:
     """Every partition counts, the last one too."""
     report, *offsets = progress
     partition = JoinProgress(Confirmation(*report) if report else None, *offsets)
-    ready = JoinProgress(Confirmation(4, 1, 1), 1, 1, 1)
+    ready = JoinProgress(Confirmation(4, 1, 1), 1, 1, 1, 1)
     assert _isr(policy.propose_join(TWO, follower, [ready, partition])) == isr
 
 

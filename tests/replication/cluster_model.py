@@ -348,7 +348,9 @@ def _join(cluster: Cluster, setting: Setting) -> Iterator[Step]:
         assert machine.start is not None
         limit = _limit(index, machine, setting)
         for replica, report in machine.confirmations:
-            progress = JoinProgress(report, machine.known.offset, machine.start.log_end_offset, limit)
+            progress = JoinProgress(
+                report, machine.known.offset, machine.start.log_end_offset, limit, machine.start.next_offset
+            )
             yield from _change(cluster, index, policy.propose_join(machine.membership, replica, [progress]), setting)
 
 

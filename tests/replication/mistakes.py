@@ -108,7 +108,7 @@ def joins_without_ceiling(
     membership: LeaderAndIsr, follower: ReplicaId, partitions: Iterable[JoinProgress]
 ) -> Proposal | Refused:
     """R5: a follower joins before it has noted the ceiling."""
-    unlimited = [progress._replace(append_limit=0) for progress in partitions]
+    unlimited = [progress._replace(append_limit=0, term_next_offset=0) for progress in partitions]
     proposal: Proposal | Refused = real["propose_join"](membership, follower, unlimited)
     return proposal
 
