@@ -202,6 +202,7 @@ def _take_over(
     assert life is not None
     *said, status, errors = life.end()
     said = [one for one in said if one != "open"]
+    assert said, errors
     assert (said.pop(), status) == ("fenced", 3), errors
     has_shipped = any(one[0] == "shipped" for one in said)
     assert not (zombie and has_shipped)

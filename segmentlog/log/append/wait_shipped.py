@@ -49,12 +49,13 @@ def wait_shipped(handle: Handle, base_offset: int, next_offset: int) -> None:
 def wait_granted(handle: Handle, ceiling: int, *, at_once: bool) -> bool:
     """Request offsets from ``ceiling`` on, and wait for the grant. Return whether they are granted.
 
+    Also return True if the next attempt will raise the reason why no offset is granted.
     Return False if no process ships the store, or if the grant takes too long. With ``at_once`` do not wait: request
     the offsets and return False.
     """
     signals = handle.ship_signals
     if signals is None or not signals.is_shipping:
-        return False
+        return _is_fenced(handle)
     ends_s = time.monotonic() + (0.0 if at_once else GRANT_WAIT_S)
     signals.request_cycle()
     while not signals.error and time.monotonic() < ends_s:
@@ -64,4 +65,12 @@ def wait_granted(handle: Handle, ceiling: int, *, at_once: bool) -> bool:
         if signals.are_appends_stopped(handle.topic, has_grant=True):
             return True  # the next attempt raises
         signals.wait(_POLL_S)
-    return False
+    return _is_fenced(handle)
+
+
+def _is_fenced(handle: Handle) -> bool:
+    """Return whether another machine owns the store: the shipper fails when it finds that out. The next attempt raises
+    `StoreFenced`.
+    """
+    granted = read_grant(handle.fs, handle.folder)
+    return granted is not None and bool(granted.fenced)
