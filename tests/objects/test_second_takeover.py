@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -183,3 +185,18 @@ def test_a_grant_and_a_takeover_at_once(tmp_path: Path, bucket: Memory) -> None:
             with pytest.raises(StoreFenced):
                 logs_of(store)[0].append([b"second"])
             assert append(third, bucket, 0, b"third") == end
+
+
+def test_an_append_that_waits_for_its_first_grant_learns_of_a_takeover(tmp_path: Path, bucket: Memory) -> None:
+    """It raises StoreFenced: the object store can be reached, and nothing will ever be granted here."""
+    with taken_over(bucket, tmp_path / "second") as store, ThreadPoolExecutor(1) as pool:
+        shipper = Shipper(store._topics, bucket, parallel=0, grants_on_request=True)
+        shipper.run_cycle()
+        take_over(bucket, str(tmp_path / "third"), parallel=0)
+        appending = pool.submit(logs_of(store)[0].append, [b"late"])
+        while not appending.done():
+            with contextlib.suppress(StoreFenced):
+                shipper.run_cycle()
+        shipper.close()
+        with pytest.raises(StoreFenced):
+            appending.result()
