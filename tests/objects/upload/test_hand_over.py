@@ -17,9 +17,11 @@ from segmentlog.errors import (
     PartitionFailed,
     ShippingRefused,
     StoreFenced,
+    UnknownTopic,
 )
 from segmentlog.format.hand_over import HandOver
 from segmentlog.format.manifest import MANIFEST_KEY, Manifest, decode_manifest
+from segmentlog.log import offset_grants
 from segmentlog.log.partition import Partition
 from segmentlog.objects.bucket.base import Data
 from segmentlog.objects.bucket.local_bucket import LocalBucket
@@ -572,6 +574,40 @@ def test_a_partition_that_cannot_be_stopped_prevents_the_hand_over(
         with pytest.raises(HandOverInProgress):
             others_log.append([b"never"])
         assert bucket.manifest.topics[0].partitions[0].offset_grant == 2
+
+
+@pytest.mark.parametrize("failure", ["disk full", "renamed"])
+def test_a_partition_that_cannot_be_fenced_takes_no_records(
+    tmp_path: Path, store: LogStore, bucket: Bucket, clock: FakeClock, others_log: Partition,
+    monkeypatch: pytest.MonkeyPatch, failure: str,
+) -> None:  # fmt: skip
+    """Its own grant file allows offsets above the lowered grant; the binding of the fenced store refuses them."""
+    shipper = Shipper(store._topics, bucket, topic_patterns=["a"], parallel=0)
+    shipper.ship()
+    request(store, clock)
+    run_until(shipper, store, "published")
+
+    def refuse(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with take(bucket, tmp_path / "standby", clock) as taken:
+        with monkeypatch.context() as patched:
+            if failure == "renamed":
+                store.rename_topic("a", "c")  # no longer a topic to ship
+            else:
+                patched.setattr(offset_grants, "write_grant", refuse)
+            with pytest.raises(StoreFenced):
+                shipper.run_cycle()
+        assert stage(store) == "none"
+        with pytest.raises((StoreFenced, UnknownTopic)):
+            others_log.append([b"never"])
+        with LogStore(store.path, background=False, fs=NoSyncFileSystem(), clock=clock) as again:
+            name = "c" if failure == "renamed" else "a"
+            with pytest.raises(StoreFenced, match="taken over by"):
+                again.topic(name).partition(0).append([b"never"])
+            assert again.topic("b").partition(0).append([b"1"]) == 0, "this topic was not handed over"
+        assert taken.topic("a").partition(0).append([b"2"]) == 1
+    shipper.close()
 
 
 # ---------------------------------------------------------------- the request
