@@ -194,7 +194,11 @@ class Handle:
         granted = self.read_grant()
         self.fenced = "" if granted is None else granted.fenced
         signals = self.ship_signals
-        self.is_stopped = signals is not None and signals.are_appends_stopped(self.topic, has_grant=granted is not None)
+        has_grant = granted is not None
+        self.is_stopped = signals is not None and signals.are_appends_stopped(self.topic, has_grant=has_grant)
+        # After `are_appends_stopped`: a fence writes the new owner before it removes the file that stops appends.
+        if signals is not None and not self.fenced:
+            self.fenced = signals.read_new_owner(self.topic, has_grant=has_grant)
         self.config_version = _NEVER if self.fenced or self.is_stopped else version
 
     def read_grant(self) -> OffsetGrant | None:

@@ -14,9 +14,12 @@ import weakref
 from collections.abc import Callable
 from typing import Final
 
+import msgspec
+
 from segmentlog.format.file_names import FILE_LOCK_SUFFIX, SHIP_FILE
 from segmentlog.policy.shipped_topics import is_selected
 from segmentlog.storage import fork_safety
+from segmentlog.storage.file_operations import read_file
 from segmentlog.storage.fork_safety import LockableFd, close_lockable, open_lockable, opened_lockable
 from segmentlog.storage.fs import FileSystem, opened
 from segmentlog.storage.hand_over_file import read_hand_over
@@ -25,6 +28,16 @@ from segmentlog.storage.interrupt_safe import EXCLUSIVE, NON_BLOCKING
 
 _POLL_S: Final = 0.002
 """How often a process polls if another process ships the store."""
+
+
+class _Fence(msgspec.Struct):
+    """The part of the file ``@ship`` that stops appends; see `objects.ownership.binding`."""
+
+    topics: tuple[str, ...] = ()
+    fenced: str = ""
+
+
+_fence_decoder = msgspec.json.Decoder(_Fence)
 
 
 class ShipSignals:
@@ -105,6 +118,17 @@ class ShipSignals:
         if hand_over is None or not hand_over.is_stopping:
             return False
         return has_grant or is_selected(topic, hand_over.topics)
+
+    def read_new_owner(self, topic: str, *, has_grant: bool) -> str:
+        """Return the machine that took the store over, if it owns this topic; "" otherwise. Raise OSError.
+
+        The file ``@ship`` names it even if the partition's own fence could not be written. A damaged file names none.
+        """
+        try:
+            found = _fence_decoder.decode(read_file(self._fs, f"{self._folder}/{SHIP_FILE}"))
+        except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError, UnicodeDecodeError):
+            return ""
+        return found.fenced if found.fenced and (has_grant or is_selected(topic, found.topics)) else ""
 
     def request_cycle(self) -> None:
         """Ask the shipper to run a cycle now, before its interval ends."""

@@ -64,6 +64,8 @@ def wait_granted(handle: Handle, ceiling: int, *, at_once: bool) -> bool:
             return True
         if signals.are_appends_stopped(handle.topic, has_grant=True):
             return True  # the next attempt raises
+        if signals.read_new_owner(handle.topic, has_grant=True):
+            return True
         signals.wait(_POLL_S)
     return _is_fenced(handle)
 

@@ -156,10 +156,10 @@ def fence(topics: Topics, binding: Binding, owner: Owner) -> None:
             offset_grants.fence(topics.open_partition(name, number, topic_id).handle, str(owner))
         except UnknownTopic:
             pass
-        except (SegmentlogError, OSError) as error:  # continue: the offset grant limits this partition
+        except (SegmentlogError, OSError) as error:  # continue: the binding stops appends, see `read_new_owner`
             logger.warning(
-                "%s/%d: %s owns the store now, but this partition cannot be fenced: %s. Appends to it stop at the"
-                " end of its offset grant", name, number, owner, error,
+                "%s/%d: %s owns the store now, but the fence of this partition cannot be written: %s. A process that"
+                " has it open may append up to the end of its offset grant", name, number, owner, error,
             )  # fmt: skip
 
     run_parallel(fence_partition, _places(topics, binding.topics), FILES_PARALLEL)
@@ -167,7 +167,9 @@ def fence(topics: Topics, binding: Binding, owner: Owner) -> None:
     if read_binding(topics.fs, topics.path) != fenced:
         write_binding(topics.fs, topics.path, fenced)
         logger.warning("%s: %s owns the store now; this machine refuses appends to it", topics.path, owner)
-    remove_hand_over(topics.fs, topics.path)  # last: it stops the appends that no fence stops yet
+    # Last: a hand-over has lowered the manifest's grants, and a partition may have no fence. Processes read this file
+    # at each append to a stopped partition. Once it is missing, they find the new owner in the binding.
+    remove_hand_over(topics.fs, topics.path)
 
 
 def _places(topics: Topics, patterns: tuple[str, ...]) -> list[tuple[str, int, str]]:

@@ -1,7 +1,8 @@
 """The owner's side of a hand-over: the shipper stops all appends, ships the rest, and waits for another owner.
 
 - ``requested``: ship as always, until little is left and no transaction is open (or `_TRANSACTIONS_MS` have passed).
-- ``stopped``: write the file that stops appends, and make all processes read it. Sync and ship the rest.
+- ``stopped``: write the file that stops appends, and make all processes read it. Sync and ship the rest. A shipper that
+  finds this stage does it again: the shipper that wrote the file may have died before all processes had to read it.
 - ``published``: put the manifest that is marked as handed over, in which each offset grant ends at the log end offset.
   Read it again until it names another owner. That fences this store.
 
@@ -15,6 +16,7 @@ that are created meanwhile have none.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -48,6 +50,7 @@ logger = logging.getLogger("segmentlog")
 
 _TRANSACTIONS_MS: Final = 2_000
 """Wait this long for a moment in which no transaction is open. The new owner aborts those that are open."""
+_NOT_STOPPED: Final = "this process has not stopped appends yet"
 
 
 class HandOverSteps:
@@ -62,6 +65,8 @@ class HandOverSteps:
         """The hand-over as the last cycle left it."""
         self._missing = ""
         """Why the store could not be handed over at the end of the last cycle."""
+        self._unstopped = _NOT_STOPPED
+        """Why a process may still append during ``current``; "" once this shipper has stopped every partition."""
         self._seen_ms = 0
         """Monotonic time at which this process first saw ``current``."""
 
@@ -99,10 +104,14 @@ class HandOverSteps:
         if hand_over.stage != "published":
             if is_due:
                 self._give_up(hand_over, self._missing or "the process that ships the store had no time for it")
+            elif hand_over.is_stopping and self._unstopped:  # before the scan, which then finds the last records
+                self._stop_partitions(binding)
             return False
         if not is_due:
             if is_handed_over:
                 resolve()
+            elif self._unstopped:
+                self._stop_partitions(binding)
             return is_handed_over
         if manifest is not None:
             # Even if the manifest is not handed over: this put makes one fail that may still be on its way.
@@ -126,9 +135,10 @@ class HandOverSteps:
                 if self._change(hand_over, stage="stopped", topics=binding.topics, until_ms=until_ms):
                     self._stop_partitions(binding)
             return
-        self._missing = self._find_missing(plan)
+        self._missing = self._unstopped or self._find_missing(plan)
         manifest = self._publisher.manifest
         if self._missing or manifest is None:
+            self._flush()  # a shipper that finds this stage knows the unsynced partitions only after its first scan
             return
         # Before the put: from then on, only another put makes sure that no other machine takes the store over.
         if self._change(hand_over, stage="published", until_ms=now_ms + hand_over.wait_ms):
@@ -141,6 +151,8 @@ class HandOverSteps:
         if found is not None and found.owner_id not in ("", binding.owner_id):  # of an earlier binding
             remove_hand_over(self._topics.fs, self._topics.path)
             found = None
+        if found != self.current:
+            self._unstopped = _NOT_STOPPED
         self._remember(found)
         return found
 
@@ -178,17 +190,33 @@ class HandOverSteps:
         return not has_transactions or waited_ms >= _TRANSACTIONS_MS
 
     def _stop_partitions(self, binding: Binding) -> None:
-        """Make all processes read the file that stops appends. Return once no append is in progress, and sync."""
-        for name, file in topics_to_ship(self._topics, binding.topics):
+        """Make all processes read the file that stops appends, and sync. Then no append is in progress.
+
+        Set ``_unstopped`` if this fails for a partition. The shipper then tries again in its next cycle.
+        """
+        manifest = self._publisher.manifest
+        shipped = [topic.id for topic in manifest.topics] if manifest else []
+        failed: dict[str, str] = {}
+        for name, file in topics_to_ship(self._topics, binding.topics, shipped):
             for number in range(file.partitions):
                 try:
                     handle = self._topics.open_partition(name, number, file.topic_id).handle
                     with handle.translating_errors("nothing was changed"), handle.append_locked():
                         handle.ledger.count_config_change()
-                except UnknownTopic:
+                except UnknownTopic as error:
+                    with contextlib.suppress(UnknownTopic):  # nothing to stop in a deleted topic
+                        self._topics.topic_name(file.topic_id)  # it still exists, for example under another name
+                        failed[f"{name}/{number}"] = str(error)
                     break
-                except (SegmentlogError, OSError) as error:  # the same error keeps the partition from being shipped
-                    logger.warning("%s/%d: appends may not be stopped: %s", name, number, error)
+                except (SegmentlogError, OSError) as error:
+                    failed[f"{name}/{number}"] = str(error)
+        before, self._unstopped = self._unstopped, ""
+        if failed:
+            partition, why = min(failed.items())
+            others = f" (and {len(failed) - 1} more partitions)" if len(failed) > 1 else ""
+            self._unstopped = self._missing = f"appends cannot be stopped: {partition}: {why}{others}"
+            if self._unstopped != before:
+                logger.warning("%s: %s", self._topics.path, self._unstopped)
         self._flush()
 
     def _flush(self) -> None:

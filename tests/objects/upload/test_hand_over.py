@@ -17,9 +17,12 @@ from segmentlog.errors import (
     PartitionFailed,
     ShippingRefused,
     StoreFenced,
+    UnknownTopic,
 )
 from segmentlog.format.hand_over import HandOver
 from segmentlog.format.manifest import MANIFEST_KEY, Manifest, decode_manifest
+from segmentlog.log import offset_grants
+from segmentlog.log.partition import Partition
 from segmentlog.objects.bucket.base import Data
 from segmentlog.objects.bucket.local_bucket import LocalBucket
 from segmentlog.objects.ownership.binding import read_binding
@@ -27,10 +30,12 @@ from segmentlog.objects.takeover import take_over
 from segmentlog.objects.upload import hand_over_request
 from segmentlog.objects.upload import shipper as shipper_module
 from segmentlog.objects.upload.hand_over_request import HandOverRequest
+from segmentlog.objects.upload.hand_over_steps import HandOverSteps
 from segmentlog.objects.upload.shipper import Shipper
 from segmentlog.storage.hand_over_file import read_hand_over, write_hand_over
 from segmentlog.store import LogStore
 from segmentlog.testing.fault_injection import Died
+from segmentlog.topics.topic_registry import Topics
 
 WAIT_MS = 10_000
 
@@ -499,6 +504,110 @@ def test_compacted_truncated_and_evicted_logs_are_handed_over_whole(
             ]
             assert list(values_by_offset(taken.topic("tiered").partition(0))) == list(range(10))
         shipper.close()
+
+
+@pytest.fixture
+def others_log(store: LogStore, clock: FakeClock) -> Iterator[Partition]:
+    """Open a/0 in another process, which has appended to it."""
+    with LogStore(store.path, background=False, fs=NoSyncFileSystem(), clock=clock) as other:
+        log = other.topic("a").partition(0)
+        log.append([b"1"])
+        yield log
+
+
+def test_a_shipper_that_dies_before_it_has_stopped_all_partitions(
+    store: LogStore, shipper: Shipper, bucket: Bucket, clock: FakeClock, others_log: Partition,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """The next shipper stops them before it hands the store over: a process may not have read the file yet."""
+    shipper.ship()
+    request(store, clock)
+
+    def die(*_: object) -> None:
+        raise Died
+
+    with monkeypatch.context() as patched:
+        patched.setattr(HandOverSteps, "_stop_partitions", die)
+        with pytest.raises(Died):
+            shipper.run_cycle()
+    assert stage(store) == "stopped"
+    shipper.close()
+    assert others_log.append([b"2"]) == 1, "this process has not read the file"
+    second = Shipper(store._topics, bucket, parallel=0)
+    run_until(second, store, "published")
+    with pytest.raises(HandOverInProgress):
+        others_log.append([b"never"])
+    assert bucket.manifest.topics[0].partitions[0].offset_grant == 2
+    second.close()
+
+
+@pytest.mark.parametrize("is_lasting", [True, False])
+def test_a_partition_that_cannot_be_stopped_prevents_the_hand_over(
+    store: LogStore, shipper: Shipper, bucket: Bucket, clock: FakeClock, others_log: Partition,
+    monkeypatch: pytest.MonkeyPatch, *, is_lasting: bool,
+) -> None:  # fmt: skip
+    """The shipper tries again in each cycle, and takes the store back when the time is up."""
+    shipper.ship()
+    request(store, clock)
+    open_partition = Topics.open_partition
+
+    def refuse(topics: Topics, name: str, number: int, topic_id: str | None = None) -> Partition:
+        if stage(store) == "stopped" and (name, number) == ("a", 0):
+            raise OSError(24, "Too many open files")
+        return open_partition(topics, name, number, topic_id)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Topics, "open_partition", refuse)
+        for _ in range(3):
+            shipper.run_cycle()
+        assert stage(store) == "stopped"
+        if is_lasting:
+            clock.advance(WAIT_MS)
+            shipper.run_cycle()
+            found = read_hand_over(store._topics.fs, store.path)
+            assert found is not None
+            assert found.stage == "failed"
+            assert found.reason == "appends cannot be stopped: a/0: [Errno 24] Too many open files"
+    assert others_log.append([b"2"]) == 1
+    if not is_lasting:
+        run_until(shipper, store, "published")
+        with pytest.raises(HandOverInProgress):
+            others_log.append([b"never"])
+        assert bucket.manifest.topics[0].partitions[0].offset_grant == 2
+
+
+@pytest.mark.parametrize("failure", ["disk full", "renamed"])
+def test_a_partition_that_cannot_be_fenced_takes_no_records(
+    tmp_path: Path, store: LogStore, bucket: Bucket, clock: FakeClock, others_log: Partition,
+    monkeypatch: pytest.MonkeyPatch, failure: str,
+) -> None:  # fmt: skip
+    """Its own grant file allows offsets above the lowered grant; the binding of the fenced store refuses them."""
+    shipper = Shipper(store._topics, bucket, topic_patterns=["a"], parallel=0)
+    shipper.ship()
+    request(store, clock)
+    run_until(shipper, store, "published")
+
+    def refuse(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with take(bucket, tmp_path / "standby", clock) as taken:
+        with monkeypatch.context() as patched:
+            if failure == "renamed":
+                store.rename_topic("a", "c")  # no longer a topic to ship
+            else:
+                patched.setattr(offset_grants, "write_grant", refuse)
+            with pytest.raises(StoreFenced):
+                shipper.run_cycle()
+        assert stage(store) == "none"
+        with pytest.raises((StoreFenced, UnknownTopic)):
+            others_log.append([b"never"])
+        with LogStore(store.path, background=False, fs=NoSyncFileSystem(), clock=clock) as again:
+            name = "c" if failure == "renamed" else "a"
+            with pytest.raises(StoreFenced, match="taken over by"):
+                again.topic(name).partition(0).append([b"never"])
+            assert again.topic("b").partition(0).append([b"1"]) == 0, "this topic was not handed over"
+        assert taken.topic("a").partition(0).append([b"2"]) == 1
+    shipper.close()
 
 
 # ---------------------------------------------------------------- the request
