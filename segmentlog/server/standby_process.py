@@ -54,11 +54,12 @@ def run_standby(plan: ServerPlan, nodes: list[WorkerNode], status_fd: int, alive
     assert plan.standby is not None
     url = plan.standby.url
     stop = stop_with_supervisor(alive_fd)
-    before = _first_status(plan.path, url)
+    can_create = plan.ship is not None
+    before = _first_status(plan.path, url, can_create=can_create)
     probe = OwnerProbe(plan.security)
     standby = Standby(
         url, plan.path, probe=probe, fence_store=lambda: _fence_store(plan.path, url),
-        nodes=tuple(ServerNode(*node) for node in nodes), settings=plan.standby.settings,
+        nodes=tuple(ServerNode(*node) for node in nodes), can_create=can_create, settings=plan.standby.settings,
         interval_ms=plan.standby.interval_ms,
     )  # fmt: skip
     cycles = _Cycles(standby, before, stop, status_fd)
@@ -74,7 +75,7 @@ def run_standby(plan: ServerPlan, nodes: list[WorkerNode], status_fd: int, alive
         raise cycles.failure
 
 
-def _first_status(path: str, url: str) -> StandbyStatus | None:
+def _first_status(path: str, url: str, *, can_create: bool) -> StandbyStatus | None:
     """Return role and owner before the first cycle, which may download the whole store.
 
     Return None if the object store cannot be reached: the cycles report it, and try again.
@@ -97,6 +98,8 @@ def _first_status(path: str, url: str) -> StandbyStatus | None:
         if names:
             why = f"{path} is neither a store nor empty: it contains {names[0]}; use an empty or new folder"
             raise ShippingRefused(url, why)
+    if role is Role.WAITING and can_create:
+        return None  # its cycle creates the store
     owner = "" if found is None else str(found[0].owner)
     return StandbyStatus(url=bucket.url, role=_ROLES.get(role, role).value, owner=owner)
 

@@ -90,7 +90,8 @@ class ServerPlan(msgspec.Struct, frozen=True, kw_only=True):
     workers: int = 1
     metrics: tuple[str, int] | None = None
     ship: str | None = None
-    """Object store to which one worker ships the store every ``ship_interval_ms``."""
+    """Object store to which one worker ships the store every ``ship_interval_ms``. With ``standby``: create the store
+    in an empty folder if none is shipped yet."""
     ship_interval_ms: int = SHIP_INTERVAL_MS
     standby: StandbyPlan | None = None
     """With this, the machine ships the store only while it is the owner, and follows the owner otherwise."""
@@ -181,10 +182,11 @@ class Supervisor:
         self._sidecar_socket: socket.socket | None = None
         self.is_standby = plan.standby is not None
         """Whether the machine is not the owner, or its role is not known yet."""
-        # Create the store before the lock file makes its folder non-empty.
-        if plan.standby is None or plan.ship is not None:
+        if plan.standby is None:
+            # Create the store before the lock file makes its folder non-empty.
             open_store_file(FileSystem(), plan.path, True, Clock().now_ms())
         else:
+            # The folder may be anything until the role is known: the process that finds it out creates the store.
             make_folders_durably(FileSystem(), plan.path)
         self._lock = ServerLock(plan.path)
         try:

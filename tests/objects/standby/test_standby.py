@@ -36,6 +36,7 @@ class Machine:
         self.node = ServerNode(1, folder.name, port)
         self.probe_result = ALIVE
         """What this machine finds when it probes the owner."""
+        self.can_create = False
         self.store: LogStore | None = None
         self.standby: Standby | None = None
 
@@ -81,7 +82,7 @@ class Machine:
             self.folder.mkdir(exist_ok=True)
             self.standby = Standby(
                 "memory://", str(self.folder), probe=self._probe, fence_store=self.fence, nodes=(self.node,),
-                bucket=self.bucket, clock=self.clock, parallel=0,
+                can_create=self.can_create, bucket=self.bucket, clock=self.clock, parallel=0,
             )  # fmt: skip
         self.clock.advance(1000)
         return self.standby.run_cycle()
@@ -120,6 +121,31 @@ def machine(tmp_path: Path, bucket: Memory) -> Iterator[Callable[[str], Machine]
 def values(store: LogStore, topic: str = "t") -> list[bytes | None]:
     """All values of partition 0."""
     return list(values_by_offset(store.topic(topic).partition(0)).values())
+
+
+@pytest.mark.parametrize(
+    ("names", "role"),
+    [((), "owner"), (("@server", "@standby-status", "@users.json"), "owner"), (("@former",), "waiting")],
+)
+def test_the_first_machine_creates_a_store_in_an_empty_folder(
+    machine: Callable[[str], Machine], names: tuple[str, ...], role: str
+) -> None:
+    """Files of the machine may be there; a former store is not replaced."""
+    first = machine("m1")
+    first.can_create = True
+    first.folder.mkdir()
+    for name in names:
+        (first.folder / name).touch()
+    assert first.cycle().role == role
+    assert (first.folder / "store.json").exists() == (role == "owner")
+
+
+def test_a_machine_that_could_create_a_store_follows_a_shipped_one(machine: Callable[[str], Machine]) -> None:
+    """With an empty folder, for example after its disk was replaced."""
+    first, second = machine("m1"), machine("m2")
+    first.serve()
+    second.can_create = True
+    assert second.cycle().role == "standby"
 
 
 def test_a_standby_follows_and_takes_over(machine: Callable[[str], Machine]) -> None:
