@@ -83,8 +83,8 @@ def _first_status(path: str, url: str, *, can_create: bool) -> StandbyStatus | N
     bucket, fs = open_bucket(url), FileSystem()
     binding = read_binding(fs, path)
     if binding is not None and binding.topics:
-        why = f"only some topics of {path} are shipped, and a standby needs all: run segmentlog ship {url} '*'"
-        raise ShippingRefused(url, why)
+        why = f"only some topics of {path} are shipped, and a standby needs all: run segmentlog ship {bucket.url} '*'"
+        raise ShippingRefused(bucket.url, why)
     try:
         role = find_role(bucket, fs, path)
         found = read_manifest(bucket)
@@ -97,7 +97,7 @@ def _first_status(path: str, url: str, *, can_create: bool) -> StandbyStatus | N
         names = sorted(name for name in fs.listdir(path) if not is_harmless(name))
         if names:
             why = f"{path} is neither a store nor empty: it contains {names[0]}; use an empty or new folder"
-            raise ShippingRefused(url, why)
+            raise ShippingRefused(bucket.url, why)
     if role is Role.WAITING and can_create:
         return None  # its cycle creates the store
     owner = "" if found is None else str(found[0].owner)

@@ -34,6 +34,7 @@ import msgspec
 from segmentlog.clock import Clock
 from segmentlog.defaults import SHIP_INTERVAL_MS
 from segmentlog.errors import SegmentlogError
+from segmentlog.objects.bucket.error_messages import without_secrets
 from segmentlog.policy.takeover_decision import TakeoverSettings
 from segmentlog.security.listen_rules import (
     bind_again,
@@ -78,6 +79,11 @@ class StandbyPlan(msgspec.Struct, frozen=True, kw_only=True):
     settings: TakeoverSettings = TakeoverSettings()
     interval_ms: int = SHIP_INTERVAL_MS
     """Time between refreshes of the replica, and between probes of the owner."""
+
+    @property
+    def shown_url(self) -> str:
+        """The URL without passwords and tokens, for messages."""
+        return without_secrets(self.url)
 
 
 class ServerPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -276,7 +282,7 @@ class Supervisor:
         """End all processes, and start those of the other role."""
         assert self.plan.standby is not None
         if self.is_standby:
-            logger.info("%s: this machine is the owner of the store at %s", self.plan.path, self.plan.standby.url)
+            logger.info("%s: this machine is the owner of the store at %s", self.plan.path, self.plan.standby.shown_url)
         else:
             owner = next(child.status["new_owner"] for child in self._children if child.status.get("new_owner"))
             logger.warning("%s: %s has taken over the store; this machine is a standby now", self.plan.path, owner)
