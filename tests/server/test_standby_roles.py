@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import os
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from objects.buckets import Memory
+from waiting import PATIENCE_S
 
 from segmentlog.cli.serve_command import _start_message
 from segmentlog.errors import ShippingRefused
 from segmentlog.objects.ownership.binding import Binding
 from segmentlog.server import standby_process
-from segmentlog.server.supervisor import StandbyPlan, Supervisor
+from segmentlog.server.standby_process import run_standby
+from segmentlog.server.supervisor import ServerPlan, StandbyPlan, Supervisor
+from segmentlog.server.worker_lifecycle import StopSignal
 
 URL = "https://account.blob.core.windows.net/c/store?sv=1&sig=SECRET"
 
@@ -57,3 +63,41 @@ def test_a_refusal_contains_no_secret(tmp_path: Path, monkeypatch: pytest.Monkey
         standby_process._first_status(str(tmp_path), URL, can_create=False)
     assert bucket.url in str(caught.value)
     assert "SECRET" not in str(caught.value)
+
+
+def test_a_silent_object_store_stops_no_heartbeat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The supervisor would kill the process before the request fails. The log says what it waits for."""
+    is_asked, may_answer = threading.Event(), threading.Event()
+
+    class Silent(Memory):
+        def get(self, key: str) -> tuple[bytes, str]:
+            is_asked.set()
+            may_answer.wait()
+            return super().get(key)
+
+    bucket, stop = Silent(), StopSignal()
+    monkeypatch.setattr(standby_process, "open_bucket", lambda url: bucket)
+    monkeypatch.setattr("segmentlog.objects.standby.standby.open_bucket", lambda url: bucket)
+    monkeypatch.setattr(standby_process, "stop_with_supervisor", lambda alive_fd: stop)
+    monkeypatch.setattr(standby_process, "_LONG_S", 0.0)
+    plan = ServerPlan(path=str(tmp_path), host="", port=0, standby=StandbyPlan(url="memory://bucket"))
+    status_read, status_write = os.pipe()
+    process = threading.Thread(target=run_standby, args=(plan, [], status_write, -1))
+    with open(status_read, encoding="utf-8") as lines:
+        process.start()
+        try:
+            assert is_asked.wait(PATIENCE_S)
+            for _ in range(2):
+                assert json.loads(lines.readline()) == {"ready": True}
+            assert "the role of this machine is not known until the object store answers" in caplog.text
+            may_answer.set()
+            found = (json.loads(line) for line in lines)
+            assert next(status["role"] for status in found if "role" in status) == "waiting"
+        finally:
+            may_answer.set()
+            stop.request()
+            process.join()
+            for fd in (status_write, stop._read_fd, stop._write_fd):
+                os.close(fd)
