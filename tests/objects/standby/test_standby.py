@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +21,7 @@ from segmentlog.objects.standby.roles import Role, find_role
 from segmentlog.objects.standby.standby import Standby
 from segmentlog.objects.standby.status import StandbyStatus, read_standby_status
 from segmentlog.objects.upload.shipper import Shipper
-from segmentlog.policy.takeover_decision import ProbeResult
+from segmentlog.policy.takeover_decision import ProbeResult, TakeoverSettings
 from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.hand_over_file import write_hand_over
 from segmentlog.store import LogStore
@@ -375,3 +376,35 @@ def test_roles_of_the_first_machine(machine: Callable[[str], Machine], bucket: M
     first.stop()
     first.serve()
     assert find_role(bucket, fs, str(first.folder)) is Role.OWNER
+
+
+@pytest.mark.parametrize("has_heartbeat", [True, False])
+def test_an_idle_owner_that_cannot_be_reached_keeps_the_store(
+    machine: Callable[[str], Machine], has_heartbeat: bool
+) -> None:
+    """Only the link between the machines is cut. Without heartbeats, a standby cannot tell this from a failure."""
+    first, second = machine("m1"), machine("m2")
+    store = first.serve()
+    assert second.cycle().reason == "the owner answers"
+    shipper = Shipper(store._topics, first.bucket, parallel=0)
+    shipper.heartbeat_ms = TakeoverSettings().heartbeat_ms if has_heartbeat else 0
+    shipper.run_cycle()
+    first_sequence = require_manifest(first.bucket)[0].sequence
+    second.probe_result = SILENT
+    roles = []
+    with contextlib.suppress(StoreFenced):
+        for _ in range(60):
+            roles.append(second.cycle().role)
+            shipper.run_cycle()
+    shipper.close()
+    puts = require_manifest(first.bucket)[0].sequence - first_sequence
+    assert ("owner" in roles) == (not has_heartbeat)
+    if has_heartbeat:
+        assert puts == len(roles) / 4
+        assert second.cycles_until("owner") <= 10  # the shipper has ended
+
+
+@pytest.mark.parametrize(("silence_s", "heartbeat_ms"), [(8, 4000), (3, 1500), (60, 4000), (0, 1)])
+def test_a_heartbeat_is_shorter_than_the_silence(silence_s: float, heartbeat_ms: int) -> None:
+    """A standby sees two heartbeats in the time after which it would take over."""
+    assert TakeoverSettings(silence_s=silence_s).heartbeat_ms == heartbeat_ms
