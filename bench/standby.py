@@ -36,13 +36,14 @@ from bench.arguments import existing_folder, one_or_more
 from bench.measure import Row, RowResult, Side, open_store, print_table
 from bench.results import save
 from bench.workload import json_records
+from segmentlog.clock import Clock
 from segmentlog.format.server_file import ServerFile, ServerNode, encode_server_file
 from segmentlog.objects.bucket.url import open_bucket
 from segmentlog.objects.replica.replica import Replica
 from segmentlog.objects.standby.standby import Standby
 from segmentlog.objects.standby.status import read_standby_status
 from segmentlog.objects.upload.shipper import Shipper
-from segmentlog.policy.takeover_decision import ProbeResult
+from segmentlog.policy.takeover_decision import ProbeResult, TakeoverSettings
 from segmentlog.storage.fs import FileSystem
 from segmentlog.store import LogStore
 from segmentlog.testing.ports import free_ports
@@ -51,7 +52,7 @@ _BATCH = 1000
 _SLICE_S = 2.0
 _SHORT = ("--standby-silence", "2s", "--standby-refused", "500ms", "--ship-interval", "200ms")
 _WAIT_S = 120.0
-_CYCLES = 30
+_CYCLES = 40
 _PRICES = {"put": 0.005e-3, "get": 0.0004e-3, "list": 0.005e-3}
 """Dollars for a request to S3 Standard in us-east-1, November 2026: PUT and LIST 0.005 for 1,000, GET 0.0004."""
 
@@ -223,6 +224,7 @@ def requests_of(folder: Path, interval_ms: int = 1000) -> list[dict[str, Any]]:
         (folder / "owner" / "@server").write_bytes(encode_server_file(ServerFile(1, "x", (node,))))
         log = store.create_topic("t").partition(0)
         shipper = Shipper(store._topics, owner_bucket, parallel=0)
+        shipper.heartbeat_ms = TakeoverSettings().heartbeat_ms
         shipper.ship()
         standby = Standby(
             plain.url, str(folder / "standby"), probe=lambda manifest: [ProbeResult.ALIVE], fence_store=lambda: None,
@@ -230,13 +232,15 @@ def requests_of(folder: Path, interval_ms: int = 1000) -> list[dict[str, Any]]:
         )  # fmt: skip
         standby.run_cycle()
         values = json_records(1, _BATCH).values[0]
+        now_ms = Clock().now_ms()  # the cycles do not wait
         for is_loaded in (True, False):
             owner_bucket.counts.clear()
             standby_bucket.counts.clear()
             for _ in range(_CYCLES):
                 if is_loaded:
                     log.append(values, ack="durable")
-                shipper.ship()
+                now_ms += interval_ms
+                shipper.run_cycle(now_ms)
                 standby.run_cycle()
             per_hour = 3_600_000 / interval_ms / _CYCLES
             for who, bucket in (("owner", owner_bucket), ("standby", standby_bucket)):

@@ -222,13 +222,14 @@ def _start_message(supervisor: Supervisor) -> str:
     """Return what the server does now: addresses and role. Empty as long as this is not known."""
     path, standby, role = supervisor.plan.path, supervisor.plan.standby, ""
     if standby is not None and not supervisor.is_standby:
-        role = f" as the owner of the store at {standby.url}"
+        role = f" as the owner of the store at {standby.shown_url}"
     elif standby is not None:
         status, address = supervisor.standby_status, supervisor.bootstrap_servers
         if status.get("role") == "waiting":
+            url = standby.shown_url
             return (
-                f"{path}: waiting for a store at {standby.url}; start the server of the first machine with --ship"
-                f" {standby.url} --standby {standby.url}, or with --standby on its existing store ({address})"
+                f"{path}: waiting for a store at {url}; start the server of the first machine with --ship"
+                f" {url} --standby {url}, or with --standby on its existing store ({address})"
             )
         if status.get("role") == "standby" and not status["is_complete"]:
             return f"{path}: standby of {status['owner']}; downloading the store first ({address})"

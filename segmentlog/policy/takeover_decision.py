@@ -6,10 +6,11 @@
     unreached     the same for much longer: only an earlier owner has ever answered this machine
 
 The decision is about availability only. If it is wrong, the conditional put of the takeover still names one owner, and
-the previous one is fenced. Both observations must fail together: an owner that cannot be reached from here still ships
-what it appends, and an owner that is idle still answers. Only time that the standby itself has observed counts. After
-its start, and after a time in which it was stopped, the periods begin again. If its cycles are slow, each cycle counts
-as one second.
+the previous one is fenced. Both observations must fail together: an owner that cannot be reached from here still
+changes the manifest. The server of an owner does so even if it has appended nothing (`TakeoverSettings.heartbeat_ms`).
+
+Only time that the standby itself has observed counts. After its start, and after a time in which it was stopped, the
+periods begin again. If its cycles are slow, each cycle counts as one second.
 
 An owner that has never answered this machine may be healthy: perhaps its address is wrong here, or a firewall is in
 between. If an earlier owner has answered, the new one may have died before its first answer, for example during its
@@ -32,6 +33,8 @@ STOPPED_S: Final = 60.0
 *Rejected:* beginning again after each gap. With an object store that answers after seconds, each cycle is such a gap,
 and the takeover would never be due."""
 _SLOW_CYCLE_S: Final = 1.0
+_HEARTBEAT_MAX_S: Final = 4.0
+"""Also how late an idle owner notices that it was replaced, so it is limited if ``silence_s`` is long."""
 
 
 class TakeoverSettings(msgspec.Struct, frozen=True):
@@ -45,6 +48,14 @@ class TakeoverSettings(msgspec.Struct, frozen=True):
     silence_s: float = 8.0
     refused_s: float = 3.0
     unreached_s: float = 300.0
+
+    @property
+    def heartbeat_ms(self) -> int:
+        """Longest time in milliseconds between two changes of the manifest by an owner that appends nothing.
+
+        A standby that cannot reach the owner must see a change within ``silence_s``, also if an upload is slow.
+        """
+        return max(1, round(min(self.silence_s / 2, _HEARTBEAT_MAX_S) * 1000))
 
 
 class ProbeResult(enum.Enum):

@@ -13,6 +13,8 @@ import logging
 import os
 import socket
 import threading
+import time
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -41,6 +43,9 @@ logger = logging.getLogger("segmentlog.server")
 
 _POLL_S: Final = 0.2
 _LOCKED_OUT_S: Final = 10.0
+_LONG_S: Final = 10.0
+"""A warning is logged if the object store has not answered for this long. A request fails only after a minute."""
+_UNKNOWN_ROLE: Final = "the role of this machine is not known until the object store answers"
 _ENDING_S: Final = 2.0
 """Time for a cycle to end after a stop signal. A cycle that takes longer ends with the process; the next start resumes
 what it was doing."""
@@ -54,14 +59,15 @@ def run_standby(plan: ServerPlan, nodes: list[WorkerNode], status_fd: int, alive
     assert plan.standby is not None
     url = plan.standby.url
     stop = stop_with_supervisor(alive_fd)
-    before = _first_status(plan.path, url)
+    can_create = plan.ship is not None
     probe = OwnerProbe(plan.security)
     standby = Standby(
         url, plan.path, probe=probe, fence_store=lambda: _fence_store(plan.path, url),
-        nodes=tuple(ServerNode(*node) for node in nodes), settings=plan.standby.settings,
+        nodes=tuple(ServerNode(*node) for node in nodes), can_create=can_create, settings=plan.standby.settings,
         interval_ms=plan.standby.interval_ms,
     )  # fmt: skip
-    cycles = _Cycles(standby, before, stop, status_fd)
+    # Heartbeats begin at once: the object store may accept the connection, and answer only after minutes.
+    cycles = _Cycles(standby, lambda: _first_status(plan.path, url, can_create=can_create), stop, status_fd)
     cycles.start()
     try:
         send_heartbeats(stop, status_fd, lambda: True, cycles.report)
@@ -74,7 +80,7 @@ def run_standby(plan: ServerPlan, nodes: list[WorkerNode], status_fd: int, alive
         raise cycles.failure
 
 
-def _first_status(path: str, url: str) -> StandbyStatus | None:
+def _first_status(path: str, url: str, *, can_create: bool) -> StandbyStatus | None:
     """Return role and owner before the first cycle, which may download the whole store.
 
     Return None if the object store cannot be reached: the cycles report it, and try again.
@@ -82,13 +88,13 @@ def _first_status(path: str, url: str) -> StandbyStatus | None:
     bucket, fs = open_bucket(url), FileSystem()
     binding = read_binding(fs, path)
     if binding is not None and binding.topics:
-        why = f"only some topics of {path} are shipped, and a standby needs all: run segmentlog ship {url} '*'"
-        raise ShippingRefused(url, why)
+        why = f"only some topics of {path} are shipped, and a standby needs all: run segmentlog ship {bucket.url} '*'"
+        raise ShippingRefused(bucket.url, why)
     try:
         role = find_role(bucket, fs, path)
         found = read_manifest(bucket)
     except ObjectStoreError as error:
-        logger.warning("%s: the role of this machine is not known until the object store answers: %s", path, error)
+        logger.warning("%s: %s: %s", path, _UNKNOWN_ROLE, error)
         return None
     if role is Role.OWNER:
         return None  # its cycle is short
@@ -96,7 +102,9 @@ def _first_status(path: str, url: str) -> StandbyStatus | None:
         names = sorted(name for name in fs.listdir(path) if not is_harmless(name))
         if names:
             why = f"{path} is neither a store nor empty: it contains {names[0]}; use an empty or new folder"
-            raise ShippingRefused(url, why)
+            raise ShippingRefused(bucket.url, why)
+    if role is Role.WAITING and can_create:
+        return None  # its cycle creates the store
     owner = "" if found is None else str(found[0].owner)
     return StandbyStatus(url=bucket.url, role=_ROLES.get(role, role).value, owner=owner)
 
@@ -108,10 +116,16 @@ _ROLES: Final = {Role.FORMER_OWNER: Role.STANDBY}
 class _Cycles(threading.Thread):
     """The thread that runs the cycles of a standby, and reports changes to the supervisor at once."""
 
-    def __init__(self, standby: Standby, before: StandbyStatus | None, stop: StopSignal, status_fd: int) -> None:
+    def __init__(
+        self, standby: Standby, find_status: Callable[[], StandbyStatus | None], stop: StopSignal, status_fd: int
+    ) -> None:
         super().__init__(name="segmentlog-standby", daemon=True)
         self._standby = standby
-        self._last = before
+        self._find_status = find_status
+        """Returns the status before the first cycle. It waits for the object store."""
+        self._last: StandbyStatus | None = None
+        self._began_s: float | None = time.monotonic()
+        """When the thread asked for the role; None once the object store has answered, or failed."""
         self._stop_signal = stop
         self._status_fd = status_fd
         self._is_complete = False
@@ -120,13 +134,14 @@ class _Cycles(threading.Thread):
     def run(self) -> None:
         standby, stop = self._standby, self._stop_signal
         try:
+            self._last = self._find_status()
+            self._began_s = None
+            self._send_status()
             while not stop.is_requested:
                 before, self._last = self._last, standby.run_cycle()
                 is_owner = self._last.role == Role.OWNER.value
                 if before is None or (before.role, before.owner) != (self._last.role, self._last.owner):
-                    # At once, not with the next heartbeat: clients wait for the owner.
-                    with contextlib.suppress(OSError):
-                        os.write(self._status_fd, json.dumps({"ready": True, **self.report()}).encode() + b"\n")
+                    self._send_status()
                 if is_owner:
                     return
                 stop.wait(standby.interval_ms / 1000)
@@ -134,8 +149,16 @@ class _Cycles(threading.Thread):
             self.failure = error
             stop.request()
 
+    def _send_status(self) -> None:
+        """Send the status to the supervisor at once, not with the next heartbeat: clients wait for the owner."""
+        with contextlib.suppress(OSError):
+            os.write(self._status_fd, json.dumps({"ready": True, **self.report()}).encode() + b"\n")
+
     def report(self) -> dict[str, object]:
-        """Return the status for the supervisor; without a role until it is known."""
+        """Return the status for the supervisor; without a role until it is known. Log once if that takes long."""
+        if self._began_s is not None and time.monotonic() - self._began_s >= _LONG_S:
+            self._began_s = None
+            logger.warning("%s: the object store does not answer; %s", self._standby.path, _UNKNOWN_ROLE)
         status = self._last
         if status is None or (status.role == Role.WAITING.value and status.error):
             return {}

@@ -34,6 +34,7 @@ import msgspec
 from segmentlog.clock import Clock
 from segmentlog.defaults import SHIP_INTERVAL_MS
 from segmentlog.errors import SegmentlogError
+from segmentlog.objects.bucket.error_messages import without_secrets
 from segmentlog.policy.takeover_decision import TakeoverSettings
 from segmentlog.security.listen_rules import (
     bind_again,
@@ -79,6 +80,11 @@ class StandbyPlan(msgspec.Struct, frozen=True, kw_only=True):
     interval_ms: int = SHIP_INTERVAL_MS
     """Time between refreshes of the replica, and between probes of the owner."""
 
+    @property
+    def shown_url(self) -> str:
+        """The URL without passwords and tokens, for messages."""
+        return without_secrets(self.url)
+
 
 class ServerPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of a server: store, addresses, number of workers, metrics endpoint, shipping, limits and security."""
@@ -90,7 +96,8 @@ class ServerPlan(msgspec.Struct, frozen=True, kw_only=True):
     workers: int = 1
     metrics: tuple[str, int] | None = None
     ship: str | None = None
-    """Object store to which one worker ships the store every ``ship_interval_ms``."""
+    """Object store to which one worker ships the store every ``ship_interval_ms``. With ``standby``: create the store
+    in an empty folder if none is shipped yet."""
     ship_interval_ms: int = SHIP_INTERVAL_MS
     standby: StandbyPlan | None = None
     """With this, the machine ships the store only while it is the owner, and follows the owner otherwise."""
@@ -181,10 +188,11 @@ class Supervisor:
         self._sidecar_socket: socket.socket | None = None
         self.is_standby = plan.standby is not None
         """Whether the machine is not the owner, or its role is not known yet."""
-        # Create the store before the lock file makes its folder non-empty.
-        if plan.standby is None or plan.ship is not None:
+        if plan.standby is None:
+            # Create the store before the lock file makes its folder non-empty.
             open_store_file(FileSystem(), plan.path, True, Clock().now_ms())
         else:
+            # The folder may be anything until the role is known: the process that finds it out creates the store.
             make_folders_durably(FileSystem(), plan.path)
         self._lock = ServerLock(plan.path)
         try:
@@ -274,7 +282,7 @@ class Supervisor:
         """End all processes, and start those of the other role."""
         assert self.plan.standby is not None
         if self.is_standby:
-            logger.info("%s: this machine is the owner of the store at %s", self.plan.path, self.plan.standby.url)
+            logger.info("%s: this machine is the owner of the store at %s", self.plan.path, self.plan.standby.shown_url)
         else:
             owner = next(child.status["new_owner"] for child in self._children if child.status.get("new_owner"))
             logger.warning("%s: %s has taken over the store; this machine is a standby now", self.plan.path, owner)

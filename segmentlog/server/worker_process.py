@@ -21,6 +21,8 @@ def run(
     """Serve until SIGTERM, or until the supervisor ends."""
     stop = stop_with_supervisor(alive_fd)
     with segmentlog.open(plan.path, ship=plan.ship, ship_interval_ms=plan.ship_interval_ms) as store:
+        if plan.ship is not None and plan.standby is not None:
+            store.shipping.set_heartbeat(plan.standby.settings.heartbeat_ms)
         cluster = WorkerCluster(cluster_id_of(store.store_id), nodes, number)
         worker = KafkaWorker(store, sockets, cluster, plan.settings, plan.security, plan.host)
         metrics = None

@@ -14,6 +14,7 @@ from segmentlog.format.file_names import (
     REPLICA_FILE,
     STORE_FILE,
     TEMPORARY_SUFFIX,
+    is_machine_file,
 )
 from segmentlog.storage import fork_safety
 from segmentlog.storage.file_operations import make_folders_durably, read_file, replace_file
@@ -40,10 +41,28 @@ def open_store_file(fs: FileSystem, path: str, create: bool, now_ms: int) -> dic
     return _parse(store_file, text)
 
 
+def create_beside_machine_files(fs: FileSystem, path: str, now_ms: int) -> bool:
+    """Create a store in the folder ``path`` if the folder is empty except for files of the machine, such as the lock of
+    its server. Return whether the folder was that empty.
+
+    For a machine that knows that no store is shipped. Other processes must not create a store in such a folder: it may
+    become a replica. A former store shows that the machine had a store, which a new one must not replace.
+    """
+    names = (name for name in fs.listdir(path) if not _is_allowed_entry(name))
+    if not all(is_machine_file(name) and name != FORMER_FOLDER for name in names):
+        return False
+    _create_locked(fs, path, f"{path}/{STORE_FILE}", now_ms)
+    return True
+
+
 def _create(fs: FileSystem, path: str, store_file: str, now_ms: int) -> bytes:
     if fs.is_folder(path) and not all(map(_is_allowed_entry, fs.listdir(path))):
         why = f"the folder is not empty and is not a store (no {STORE_FILE}); choose an empty or new folder"
         raise StoreVersionError(path, why)
+    return _create_locked(fs, path, store_file, now_ms)
+
+
+def _create_locked(fs: FileSystem, path: str, store_file: str, now_ms: int) -> bytes:
     try:
         # Make the folder durable before the store file exists. A process that finds the file does not sync the folder
         # again, even if this process has died.

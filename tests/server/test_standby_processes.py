@@ -13,12 +13,16 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from waiting import wait_until
 
 import segmentlog
 from segmentlog.errors import StoreFenced
+from segmentlog.objects.bucket.url import open_bucket
+from segmentlog.objects.replica.replica import Replica
+from segmentlog.objects.takeover import take_over
 from segmentlog.testing.ports import free_ports
 
 confluent_kafka = pytest.importorskip("confluent_kafka")
@@ -99,6 +103,49 @@ def test_a_standby_that_is_first_waits_and_refuses_connections(pair: list[Machin
         found = wait_until(lambda: admin.list_topics(timeout=10).brokers)
     assert [(one.host, one.port) for one in found.values()] == [("127.0.0.1", owner.port)]
     assert not (standby.path / "@former").exists()
+
+
+def _wait_alone(owner: Machine, machine: Machine) -> None:
+    machine.start()
+    machine.wait_for("waiting for a store at")
+    machine.stop()
+
+
+def _begin_a_replica(owner: Machine, machine: Machine) -> None:
+    _ship_a_store(owner)
+    Replica(machine.url, str(machine.path), threads=False).close()
+
+
+def _die_in_a_takeover(owner: Machine, machine: Machine) -> None:
+    _ship_a_store(owner)
+    with Replica(machine.url, str(machine.path), threads=False) as replica:
+        replica.refresh()
+    with (
+        mock.patch("segmentlog.objects.takeover._write_grants", side_effect=KeyboardInterrupt),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        take_over(open_bucket(machine.url), str(machine.path))
+
+
+def _ship_a_store(machine: Machine) -> None:
+    with segmentlog.open(machine.path, background=False) as store:
+        store.create_topic("t").partition(0).append([b"x"])
+        store.ship(machine.url)
+
+
+@pytest.mark.parametrize(
+    ("prepare", "role"),
+    [(_wait_alone, "as the owner"), (_begin_a_replica, "as a standby of"), (_die_in_a_takeover, "as the owner")],
+)
+def test_a_machine_started_with_ship_continues_from_each_state(
+    pair: list[Machine], prepare: Callable[[Machine, Machine], None], role: str
+) -> None:
+    """``--ship`` creates a store only if none is shipped, and does not keep the machine from its role."""
+    other, machine = pair
+    prepare(other, machine)
+    assert not (machine.path / "store.json").exists()
+    machine.start("--ship", machine.url)
+    machine.wait_for(role, 20)
 
 
 def test_sigterm_ends_each_role(pair: list[Machine]) -> None:

@@ -33,6 +33,7 @@ from segmentlog.objects.standby.status import StandbyStatus, read_standby_status
 from segmentlog.objects.takeover import take_over
 from segmentlog.policy.takeover_decision import OwnerWatch, ProbeResult, TakeoverSettings
 from segmentlog.storage.fs import FileSystem
+from segmentlog.topics.store_file import create_beside_machine_files
 
 logger = logging.getLogger("segmentlog")
 
@@ -49,6 +50,7 @@ class Standby:
     probe        connects to the owner's server
     fence_store  called if the folder is that of a former owner: must stop appends to it in all processes
     nodes        the workers of this machine's server, which the manifest names after a takeover
+    can_create   create a store if nothing is shipped to ``url`` yet and the folder is empty: this machine is the first
     interval_ms  time between cycles; `run_cycle` does not wait
 
     Not thread-safe; one process at a time uses a folder. Raise `InvalidConfig`, `ObjectStoreError` for a wrong URL.
@@ -62,6 +64,7 @@ class Standby:
         probe: Probe,
         fence_store: Callable[[], None],
         nodes: tuple[ServerNode, ...] = (),
+        can_create: bool = False,
         settings: TakeoverSettings | None = None,
         interval_ms: int = 1000,
         parallel: int = PARALLEL,
@@ -75,6 +78,7 @@ class Standby:
         self._probe = probe
         self._fence_store = fence_store
         self._nodes = nodes
+        self._can_create = can_create
         self._parallel = parallel
         self._bucket = bucket or open_bucket(url)
         self._fs, self._clock = fs or FileSystem(), clock or Clock()
@@ -108,6 +112,8 @@ class Standby:
         if self._replica is None:
             role = find_role(self._bucket, self._fs, self.path)
             if role is Role.WAITING:
+                if self._can_create and create_beside_machine_files(self._fs, self.path, self._clock.now_ms()):
+                    return StandbyStatus(url=self._bucket.url, role=Role.OWNER.value, reason=_FIRST)
                 reason = "no store is shipped to this URL yet; start the server of the first machine with --ship"
                 return StandbyStatus(url=self._bucket.url, role=role.value, reason=reason)
             if role is Role.OWNER:

@@ -113,6 +113,11 @@ class ShippingService:
         self._topics.ship_signals.is_starting = threads
         self._run.ensure_running()
 
+    def set_heartbeat(self, heartbeat_ms: int) -> None:
+        """Publish the manifest at least every ``heartbeat_ms``, for a standby that cannot reach this store's server."""
+        if self._run is not None:
+            self._run.shipper.heartbeat_ms = heartbeat_ms
+
     def run_cycle(self, now_ms: int | None = None) -> float:
         """Run one cycle, and return the seconds until the next.
 

@@ -109,6 +109,9 @@ class Shipper:
         """
         self._fs = topics.fs
         self._clock = topics.clock
+        self.heartbeat_ms = 0
+        """While the manifest names a server: publish it again this long after the last time, even if nothing is new. A
+        standby that cannot reach the server sees that this owner works. 0: never."""
         self._patterns = as_patterns("topics", topic_patterns)
         self._interval_ms = interval_ms
         self._grace_ms = grace_ms
@@ -196,10 +199,13 @@ class Shipper:
         size_bytes = self._tails.upload(plan.uploads, before)
         self._files.upload_changed(before)
         manifest = self._build_manifest(plan, now_ms)
-        if before is None or content_of(manifest) != content_of(before):
+        is_new = before is None or content_of(manifest) != content_of(before)
+        wait_ms = self.heartbeat_ms if self.heartbeat_ms and manifest.owner.nodes else _OWNER_CHECK_MS
+        is_due = not 0 <= now_ms - self._published_ms < wait_ms  # also if the clock was set back
+        if is_new or (is_due and wait_ms == self.heartbeat_ms):
             self._publish(manifest)
             self._published_ms = now_ms
-        elif not 0 <= now_ms - self._published_ms < _OWNER_CHECK_MS:  # also if the clock was set back
+        elif is_due:
             self._check_owner(now_ms)
         self._release_excluded_topics()
         shipped = entries_by_partition(self._publisher.manifest)

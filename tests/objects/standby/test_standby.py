@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +21,7 @@ from segmentlog.objects.standby.roles import Role, find_role
 from segmentlog.objects.standby.standby import Standby
 from segmentlog.objects.standby.status import StandbyStatus, read_standby_status
 from segmentlog.objects.upload.shipper import Shipper
-from segmentlog.policy.takeover_decision import ProbeResult
+from segmentlog.policy.takeover_decision import ProbeResult, TakeoverSettings
 from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.hand_over_file import write_hand_over
 from segmentlog.store import LogStore
@@ -36,6 +37,7 @@ class Machine:
         self.node = ServerNode(1, folder.name, port)
         self.probe_result = ALIVE
         """What this machine finds when it probes the owner."""
+        self.can_create = False
         self.store: LogStore | None = None
         self.standby: Standby | None = None
 
@@ -81,7 +83,7 @@ class Machine:
             self.folder.mkdir(exist_ok=True)
             self.standby = Standby(
                 "memory://", str(self.folder), probe=self._probe, fence_store=self.fence, nodes=(self.node,),
-                bucket=self.bucket, clock=self.clock, parallel=0,
+                can_create=self.can_create, bucket=self.bucket, clock=self.clock, parallel=0,
             )  # fmt: skip
         self.clock.advance(1000)
         return self.standby.run_cycle()
@@ -120,6 +122,31 @@ def machine(tmp_path: Path, bucket: Memory) -> Iterator[Callable[[str], Machine]
 def values(store: LogStore, topic: str = "t") -> list[bytes | None]:
     """All values of partition 0."""
     return list(values_by_offset(store.topic(topic).partition(0)).values())
+
+
+@pytest.mark.parametrize(
+    ("names", "role"),
+    [((), "owner"), (("@server", "@standby-status", "@users.json"), "owner"), (("@former",), "waiting")],
+)
+def test_the_first_machine_creates_a_store_in_an_empty_folder(
+    machine: Callable[[str], Machine], names: tuple[str, ...], role: str
+) -> None:
+    """Files of the machine may be there; a former store is not replaced."""
+    first = machine("m1")
+    first.can_create = True
+    first.folder.mkdir()
+    for name in names:
+        (first.folder / name).touch()
+    assert first.cycle().role == role
+    assert (first.folder / "store.json").exists() == (role == "owner")
+
+
+def test_a_machine_that_could_create_a_store_follows_a_shipped_one(machine: Callable[[str], Machine]) -> None:
+    """With an empty folder, for example after its disk was replaced."""
+    first, second = machine("m1"), machine("m2")
+    first.serve()
+    second.can_create = True
+    assert second.cycle().role == "standby"
 
 
 def test_a_standby_follows_and_takes_over(machine: Callable[[str], Machine]) -> None:
@@ -349,3 +376,35 @@ def test_roles_of_the_first_machine(machine: Callable[[str], Machine], bucket: M
     first.stop()
     first.serve()
     assert find_role(bucket, fs, str(first.folder)) is Role.OWNER
+
+
+@pytest.mark.parametrize("has_heartbeat", [True, False])
+def test_an_idle_owner_that_cannot_be_reached_keeps_the_store(
+    machine: Callable[[str], Machine], has_heartbeat: bool
+) -> None:
+    """Only the link between the machines is cut. Without heartbeats, a standby cannot tell this from a failure."""
+    first, second = machine("m1"), machine("m2")
+    store = first.serve()
+    assert second.cycle().reason == "the owner answers"
+    shipper = Shipper(store._topics, first.bucket, parallel=0)
+    shipper.heartbeat_ms = TakeoverSettings().heartbeat_ms if has_heartbeat else 0
+    shipper.run_cycle()
+    first_sequence = require_manifest(first.bucket)[0].sequence
+    second.probe_result = SILENT
+    roles = []
+    with contextlib.suppress(StoreFenced):
+        for _ in range(60):
+            roles.append(second.cycle().role)
+            shipper.run_cycle()
+    shipper.close()
+    puts = require_manifest(first.bucket)[0].sequence - first_sequence
+    assert ("owner" in roles) == (not has_heartbeat)
+    if has_heartbeat:
+        assert puts == len(roles) / 4
+        assert second.cycles_until("owner") <= 10  # the shipper has ended
+
+
+@pytest.mark.parametrize(("silence_s", "heartbeat_ms"), [(8, 4000), (3, 1500), (60, 4000), (0, 1)])
+def test_a_heartbeat_is_shorter_than_the_silence(silence_s: float, heartbeat_ms: int) -> None:
+    """A standby sees two heartbeats in the time after which it would take over."""
+    assert TakeoverSettings(silence_s=silence_s).heartbeat_ms == heartbeat_ms

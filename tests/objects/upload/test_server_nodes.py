@@ -133,3 +133,23 @@ def test_nodes_that_contradict_each_other_are_damage(store: LogStore, shipper: S
     wrong = replace(found, owner=replace(found.owner, nodes=(NODES[0], NODES[0])))
     with pytest.raises(MalformedManifest, match="two nodes have the same id"):
         decode_manifest(encode_manifest(wrong))
+
+
+def test_an_idle_shipper_with_heartbeats_publishes_the_manifest_again(
+    store: LogStore, shipper: Shipper, bucket: Memory, clock: FakeClock
+) -> None:
+    """Only if the manifest names a server: no standby takes over from an owner without one."""
+    shipper.ship()
+    shipper.heartbeat_ms = 4000
+    clock.advance(6000)
+    assert not shipper.run_cycle().put
+    serve(store, NODES)
+    assert shipper.run_cycle().put
+    before = manifest(bucket)
+    clock.advance(3999)
+    assert not shipper.run_cycle().put
+    clock.advance(1)
+    assert shipper.run_cycle().put
+    after = manifest(bucket)
+    assert after.nonce != before.nonce
+    assert replace(after, nonce="", sequence=0, shipped_ms=0) == replace(before, nonce="", sequence=0, shipped_ms=0)

@@ -1,0 +1,103 @@
+"""The process that finds out the role of a machine: its messages, and an object store that does not answer."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from objects.buckets import Memory
+from waiting import PATIENCE_S
+
+from segmentlog.cli.serve_command import _start_message
+from segmentlog.errors import ShippingRefused
+from segmentlog.objects.ownership.binding import Binding
+from segmentlog.server import standby_process
+from segmentlog.server.standby_process import run_standby
+from segmentlog.server.supervisor import ServerPlan, StandbyPlan, Supervisor
+from segmentlog.server.worker_lifecycle import StopSignal
+
+URL = "https://account.blob.core.windows.net/c/store?sv=1&sig=SECRET"
+
+
+@pytest.mark.parametrize("status", [None, {"role": "waiting"}])
+def test_the_message_of_a_start_contains_no_secret(status: dict[str, str] | None) -> None:
+    """A token in the URL is in no line that `serve` prints."""
+    supervisor = SimpleNamespace(
+        plan=SimpleNamespace(path="d", standby=StandbyPlan(url=URL)), is_standby=status is not None, is_ready=True,
+        standby_status=status, bootstrap_servers="h:1", nodes=[1], statuses=list,
+    )  # fmt: skip
+    message = _start_message(supervisor)  # type: ignore[arg-type]
+    assert "account.blob.core.windows.net" in message
+    assert "SECRET" not in message
+
+
+def test_the_log_of_a_new_role_contains_no_secret(caplog: pytest.LogCaptureFixture) -> None:
+    """Neither is a token in the log."""
+    supervisor = SimpleNamespace(
+        plan=SimpleNamespace(path="d", standby=StandbyPlan(url=URL)), is_standby=True, _stops=1, _all_sockets=[],
+        _finish=print, _end_at_once=print, _new_children=list,
+    )  # fmt: skip
+    with caplog.at_level(logging.INFO):
+        Supervisor._change_role(supervisor, 0)  # type: ignore[arg-type]
+    assert "owner of the store at https" in caplog.text
+    assert "SECRET" not in caplog.text
+
+
+@pytest.mark.parametrize("state", ["some topics", "other files"])
+def test_a_refusal_contains_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str) -> None:
+    """A folder that cannot be a standby is refused with the URL as other commands show it."""
+    bucket = Memory()
+    bucket.url = URL.partition("?")[0]
+    monkeypatch.setattr(standby_process, "open_bucket", lambda url: bucket)
+    if state == "some topics":
+        binding = Binding(url=bucket.url, owner_id="o", owner_epoch=1, folder_id=(0, 0), topics=("a",))
+        monkeypatch.setattr(standby_process, "read_binding", lambda fs, path: binding)
+    else:
+        (tmp_path / "notes.txt").touch()
+    with pytest.raises(ShippingRefused) as caught:
+        standby_process._first_status(str(tmp_path), URL, can_create=False)
+    assert bucket.url in str(caught.value)
+    assert "SECRET" not in str(caught.value)
+
+
+def test_a_silent_object_store_stops_no_heartbeat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The supervisor would kill the process before the request fails. The log says what it waits for."""
+    is_asked, may_answer = threading.Event(), threading.Event()
+
+    class Silent(Memory):
+        def get(self, key: str) -> tuple[bytes, str]:
+            is_asked.set()
+            may_answer.wait()
+            return super().get(key)
+
+    bucket, stop = Silent(), StopSignal()
+    monkeypatch.setattr(standby_process, "open_bucket", lambda url: bucket)
+    monkeypatch.setattr("segmentlog.objects.standby.standby.open_bucket", lambda url: bucket)
+    monkeypatch.setattr(standby_process, "stop_with_supervisor", lambda alive_fd: stop)
+    monkeypatch.setattr(standby_process, "_LONG_S", 0.0)
+    plan = ServerPlan(path=str(tmp_path), host="", port=0, standby=StandbyPlan(url="memory://bucket"))
+    status_read, status_write = os.pipe()
+    process = threading.Thread(target=run_standby, args=(plan, [], status_write, -1))
+    with open(status_read, encoding="utf-8") as lines:
+        process.start()
+        try:
+            assert is_asked.wait(PATIENCE_S)
+            for _ in range(2):
+                assert json.loads(lines.readline()) == {"ready": True}
+            assert "the role of this machine is not known until the object store answers" in caplog.text
+            may_answer.set()
+            found = (json.loads(line) for line in lines)
+            assert next(status["role"] for status in found if "role" in status) == "waiting"
+        finally:
+            may_answer.set()
+            stop.request()
+            process.join()
+            for fd in (status_write, stop._read_fd, stop._write_fd):
+                os.close(fd)
