@@ -68,6 +68,7 @@ from segmentlog.storage.file_operations import (
     sync_data,
 )
 from segmentlog.storage.fs import FileSystem, opened
+from segmentlog.topics.store_entries import is_store_entry
 from segmentlog.topics.topic_folders import TopicFile, TopicFolders
 
 PARALLEL: Final = 4
@@ -277,13 +278,16 @@ class Restore:
         return replace(done, cuts=self._point_in_time.cuts, warnings=tuple(self._point_in_time.warnings))
 
     def _remove_other_files(self) -> None:
-        """Remove topics and partitions that an earlier run downloaded and that are no longer in the manifest."""
+        """Remove topics and partitions that an earlier run downloaded and that are no longer in the manifest.
+
+        Files that are not part of the store stay: a machine that takes over may have them in the folder of its replica.
+        """
         numbers = {topic.name: {str(partition.number) for partition in topic.partitions} for topic in self._topics}
         kept = {path.partition("/")[0] for path in SHIPPED_FILES}
         for name in self._fs.listdir(self._path):
             topic = f"{self._path}/{name}"
             if name not in numbers:
-                if name not in kept and not _is_harmless(name):
+                if name not in kept and not _is_harmless(name) and is_store_entry(self._fs, self._path, name):
                     self._remove(topic)
                 continue
             for number in self._fs.listdir(topic):
