@@ -13,8 +13,8 @@ Only time that the standby itself has observed counts. After its start, and afte
 periods begin again. If its cycles are slow, each cycle counts as one second.
 
 An owner that has never answered this machine may be healthy: perhaps its address is wrong here, or a firewall is in
-between. If an earlier owner has answered, the new one may have died before its first answer, for example during its
-takeover. Then the standby waits for `TakeoverSettings.unreached_s`.
+between. If an earlier owner has answered, or was this machine itself, the new one may have died before its first
+answer, for example during its takeover. Then the standby waits for `TakeoverSettings.unreached_s`.
 """
 
 from __future__ import annotations
@@ -86,7 +86,10 @@ class OwnerWatch:
     def __init__(self, settings: TakeoverSettings, answered_owner: str = "") -> None:
         self._settings = settings
         self.answered_owner = answered_owner
-        """Id of the owner that answered this machine last, also before a restart of this process."""
+        """Id of the owner that answered this machine last, also before a restart of this process.
+
+        If this machine itself was the owner since, the id of that owner.
+        """
         self._owner_id = ""
         self._read_s: float | None = None
         """The caller's time of the last observation."""

@@ -6,8 +6,9 @@
 
 The checkpoint of each log has a flag for a restored log. The first process that opens such a log for writing resumes it
 at the end of the offset grant, in a new epoch. It reports the offsets from the end of the restored records to the end
-of the grant as lost: the owner may have assigned them. A restore that was killed resumes when it is run again, and
-keeps the files that it has verified. `point_in_time` handles restores to a time or to offsets.
+of the grant as lost: the owner may have assigned them. A restore that was killed resumes when it is run again. It keeps
+files that match the manifest, and syncs them before the checkpoints: their content may be in the page cache only.
+`point_in_time` handles restores to a time or to offsets.
 """
 
 from __future__ import annotations
@@ -59,8 +60,15 @@ from segmentlog.policy.shipped_topics import is_selected
 from segmentlog.records import LostRange
 from segmentlog.storage.checkpoint_file import CheckpointFile
 from segmentlog.storage.file_locks import folder_exclusively_locked
-from segmentlog.storage.file_operations import make_folders_durably, read_file, replace_file, replace_file_by_parts
-from segmentlog.storage.fs import FileSystem
+from segmentlog.storage.file_operations import (
+    make_folders_durably,
+    read_file,
+    replace_file,
+    replace_file_by_parts,
+    sync_data,
+)
+from segmentlog.storage.fs import FileSystem, opened
+from segmentlog.topics.store_entries import is_store_entry
 from segmentlog.topics.topic_folders import TopicFile, TopicFolders
 
 PARALLEL: Final = 4
@@ -170,6 +178,8 @@ class Restore:
         self._kept_bytes = 0
         self._downloaded: set[str] = set()
         """Files that this run has downloaded or verified."""
+        self._kept: set[str] = set()
+        """Files that an earlier run or a replica has downloaded: perhaps they are not on the disk yet."""
         self._target = target
         self._point_in_time: PointInTimeRestore | None = None
         if target is not None:
@@ -234,12 +244,14 @@ class Restore:
             point_in_time.extend_cuts(self._read, lambda jobs: self._run_jobs(jobs, parallel))
             self._topics = point_in_time.topics()
             point_in_time.truncate_files()
+        self._download_store_files()
+        # A disk needs about the same time for ten syncs as for one, if several threads wait for them.
+        files_parallel = FILES_PARALLEL if parallel else 0
+        run_parallel(self._sync_file, self._kept, files_parallel)
         partitions = [(topic, partition) for topic in self._topics for partition in topic.partitions]
-        # Each writes small files durably, which takes a disk as long for ten as for one of them.
-        run_parallel(lambda pair: self._finish(*pair), partitions, FILES_PARALLEL if parallel else 0)
+        run_parallel(lambda pair: self._finish(*pair), partitions, files_parallel)
         for topic in self._topics:
             self._write_topic(topic)
-        self._download_store_files()
         if point_in_time is not None:
             point_in_time.undo_transactions()
         if before_store is not None:
@@ -266,13 +278,16 @@ class Restore:
         return replace(done, cuts=self._point_in_time.cuts, warnings=tuple(self._point_in_time.warnings))
 
     def _remove_other_files(self) -> None:
-        """Remove topics and partitions that an earlier run downloaded and that are no longer in the manifest."""
+        """Remove topics and partitions that an earlier run downloaded and that are no longer in the manifest.
+
+        Files that are not part of the store stay: a machine that takes over may have them in the folder of its replica.
+        """
         numbers = {topic.name: {str(partition.number) for partition in topic.partitions} for topic in self._topics}
         kept = {path.partition("/")[0] for path in SHIPPED_FILES}
         for name in self._fs.listdir(self._path):
             topic = f"{self._path}/{name}"
             if name not in numbers:
-                if name not in kept and not _is_harmless(name):
+                if name not in kept and not _is_harmless(name) and is_store_entry(self._fs, self._path, name):
                     self._remove(topic)
                 continue
             for number in self._fs.listdir(topic):
@@ -366,7 +381,13 @@ class Restore:
         if is_whole:
             self._kept_bytes += stored.size_bytes
             self._downloaded.add(path)
+            self._kept.add(path)
         return is_whole
+
+    def _sync_file(self, path: str) -> None:
+        """Make the content of a file durable. A replica does not sync the segments that it extends."""
+        with opened(self._fs, path, os.O_RDONLY | os.O_CLOEXEC) as fd:
+            sync_data(self._fs, fd, path)
 
     def _download_store_files(self) -> None:
         """Download the store's own files. Ignore other paths that a manifest may name."""
@@ -380,7 +401,7 @@ class Restore:
     # ------------------------------------------------------------ logs, topics, the store
 
     def _finish(self, topic: ShippedTopic, partition: ShippedPartition) -> None:
-        """Remove files that do not belong to the log, and write its checkpoint."""
+        """Remove files that do not belong to the log, and write its checkpoint. This makes all names durable, too."""
         folder = f"{self._path}/{topic.name}/{partition.number}"
         active = f"{segment_name(partition.active_base)}{LOG_SUFFIX}"
         bases = [segment.base_offset for segment in partition.segments] + [chunk.segment for chunk in partition.chunks]

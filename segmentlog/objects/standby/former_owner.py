@@ -5,7 +5,8 @@
 
 The former store may contain records that were never shipped. The new owner reports their offsets as a lost range, and
 no consumer ever sees them. They stay in the folder, so that a person can look for them (``segmentlog --dir
-DIR/@former/3 tail TOPIC``); nothing deletes them. An interrupted call is resumed by the next one.
+DIR/@former/3 tail TOPIC``); nothing deletes them. Files that are not part of the store stay in the folder. An
+interrupted call is resumed by the next one.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import json
 import logging
 import os
 import stat
+from collections.abc import Iterable
 from itertools import islice
 from typing import Final
 
@@ -28,6 +30,7 @@ from segmentlog.format.file_names import (
     REPLICA_FILE,
     SHIP_FILE,
     STORE_FILE,
+    is_machine_file,
     segment_name,
 )
 from segmentlog.format.manifest import Manifest
@@ -37,6 +40,7 @@ from segmentlog.objects.ownership.binding import read_binding, remove_binding
 from segmentlog.objects.standby.unshipped import find_unshipped
 from segmentlog.storage.file_operations import link_over, replace_file
 from segmentlog.storage.fs import FileSystem
+from segmentlog.topics.store_entries import is_store_entry
 from segmentlog.topics.topic_admin import TopicAdmin
 from segmentlog.topics.topic_folders import TopicFolders
 
@@ -70,8 +74,10 @@ def set_aside_former_store(bucket: Bucket, fs: FileSystem, path: str, clock: Clo
     topics = TopicAdmin(fs, path, TopicFolders(fs, path))
     with topics.locked():
         # Move store.json first. From then on, no process opens the store, and open ones cannot change topics.
-        for name in sorted(fs.listdir(path), key=lambda name: (name != STORE_FILE, name)):
-            if name in _KEPT:
+        names = sorted(fs.listdir(path), key=lambda name: (name != STORE_FILE, name))
+        foreign = _foreign_names(fs, path, names, manifest)
+        for name in names:
+            if name in _KEPT or name in foreign or is_machine_file(name):
                 continue
             if fs.is_folder(f"{path}/{name}"):
                 topics.set_aside(name, _unused_path(fs, f"{former}/{name}"))
@@ -89,9 +95,21 @@ def set_aside_former_store(bucket: Bucket, fs: FileSystem, path: str, clock: Clo
     # The former store keeps no binding: no process must ever ship it again.
     remove_binding(fs, path)
     logger.warning("%s: %s continues this store. The data of this machine is in %s", path, manifest.owner, former)
+    if foreign:
+        logger.warning("%s: these files are not part of the store, and stay: %s", path, ", ".join(foreign))
     for found in islice(find_unshipped(fs, former, manifest, clock or Clock()), _LOGGED_MAX):
         logger.warning("%s: not shipped, and only in this folder: %s", former, found)
     return former
+
+
+def _foreign_names(fs: FileSystem, path: str, names: Iterable[str], manifest: Manifest) -> list[str]:
+    """Return the names in the folder that neither belong to the store or the machine, nor are in the replica's way."""
+    topics = {topic.name for topic in manifest.topics}
+    return [
+        name
+        for name in names
+        if name not in topics and not is_machine_file(name) and not is_store_entry(fs, path, name)
+    ]
 
 
 def _former_folder(fs: FileSystem, path: str, epoch: int) -> str:

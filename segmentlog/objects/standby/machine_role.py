@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from segmentlog.errors import ShippingRefused
-from segmentlog.format.file_names import REPLICA_FILE
+from segmentlog.format.file_names import REPLICA_FILE, RESTORING_FILE
 from segmentlog.objects.ownership.binding import read_binding
 from segmentlog.objects.standby.roles import Role
 from segmentlog.objects.standby.status import STALE_S, read_standby_status
@@ -54,7 +54,8 @@ def read_machine_role(fs: FileSystem, path: str, now_ms: int) -> MachineRole | N
         binding = read_binding(fs, path)
     except (ShippingRefused, OSError):
         return None
-    if binding is not None and not binding.topics:
+    is_incomplete = any(fs.exists(f"{path}/{name}") for name in (REPLICA_FILE, RESTORING_FILE))
+    if binding is not None and not binding.topics and not is_incomplete:  # not the binding of an abandoned takeover
         role = Role.FORMER_OWNER if binding.fenced else Role.OWNER
         is_of_status = status is not None and status.owner_epoch == binding.owner_epoch
         return MachineRole(

@@ -104,9 +104,14 @@ class Standby:
             if isinstance(failure, ObjectStoreError):
                 self._watch.observe_unreadable(self._now_s)
         self._log_once(error)
-        self.status = replace(status, error=error, written_ms=self._clock.now_ms())
-        write_standby_status(self._fs, self.path, self.status)
+        self.status = self._write_status(replace(status, error=error))
         return self.status
+
+    def _write_status(self, status: StandbyStatus) -> StandbyStatus:
+        """Write the status file, always with the owner that answered last: the next process needs it."""
+        status = replace(status, answered_owner=self._watch.answered_owner, written_ms=self._clock.now_ms())
+        write_standby_status(self._fs, self.path, status)
+        return status
 
     def _run_cycle(self) -> StandbyStatus:
         if self._replica is None:
@@ -120,7 +125,7 @@ class Standby:
                 found = read_manifest(self._bucket)
                 if found is None:  # nothing is shipped yet
                     return StandbyStatus(url=self._bucket.url, role=role.value, reason=_FIRST)
-                return self._describe(found[0], role, "this machine is the owner")
+                return self._describe_owner(found[0], "this machine is the owner")
             if role is Role.TAKING_OVER:
                 return self._take_over("an interrupted takeover is resumed")
             if role is Role.FORMER_OWNER:
@@ -163,6 +168,10 @@ class Standby:
         binding = read_binding(self._fs, self.path)
         if binding is not None and not binding.fenced and self._fs.exists(f"{self.path}/{STORE_FILE}"):
             self._fence_store()
+        if binding is not None:
+            # This machine was the owner, and so could reach it. Write that before the binding is removed.
+            self._watch.answered_owner = binding.owner_id
+            self._write_status(self.status)
         set_aside_former_store(self._bucket, self._fs, self.path, self._clock)
 
     def _start_replica(self) -> None:
@@ -184,14 +193,18 @@ class Standby:
         """
         logger.warning("%s: taking over the store from %s: %s", self.path, self._bucket.url, reason)
         self.close()
-        taking_over = replace(self.status, role=Role.TAKING_OVER.value, reason=reason, error="")
-        write_standby_status(self._fs, self.path, replace(taking_over, written_ms=self._clock.now_ms()))
+        self._write_status(replace(self.status, role=Role.TAKING_OVER.value, reason=reason, error=""))
         done = take_over(
             self._bucket, self.path, nodes=self._nodes, decided_on=decided_on, fs=self._fs, clock=self._clock,
             parallel=self._parallel,
         )  # fmt: skip
         logger.warning("%s: this machine is the owner of the store now", self.path)
-        return self._describe(done.manifest, Role.OWNER, reason)
+        return self._describe_owner(done.manifest, reason)
+
+    def _describe_owner(self, manifest: Manifest, reason: str) -> StandbyStatus:
+        """Return the status of this machine as the owner, which counts as an owner that has answered it."""
+        self._watch.answered_owner = manifest.owner.id
+        return self._describe(manifest, Role.OWNER, reason)
 
     def _describe(self, manifest: Manifest, role: Role, reason: str, *, is_blocked: bool = False) -> StandbyStatus:
         replica = None if self._replica is None else self._replica.status
@@ -203,7 +216,6 @@ class Standby:
             store_id=manifest.store_id,
             owner=str(manifest.owner),
             owner_epoch=manifest.owner.epoch,
-            answered_owner=self._watch.answered_owner,
             nodes=manifest.owner.nodes,
             owner_since_ms=manifest.owner.since_ms,
             shipped_ms=manifest.shipped_ms,

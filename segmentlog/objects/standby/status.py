@@ -26,7 +26,7 @@ class StandbyStatus(msgspec.Struct, frozen=True, kw_only=True):
     reason          why it does not take over now, or why it did
     is_blocked      whether this reason makes a takeover impossible
     owner           host and epoch of the owner; empty if no store is shipped
-    answered_owner  id of the owner whose server answered this machine last
+    answered_owner  id of the owner whose server answered this machine last, or that this machine was
     nodes           addresses of the owner's workers; empty if no server serves the store
     owner_since_ms  when the owner became the owner
     shipped_ms      the owner's clock when it put the manifest that the replica has

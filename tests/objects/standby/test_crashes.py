@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import os
 import random
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -271,3 +272,52 @@ def test_a_former_store_is_set_aside(world: World, seed: int) -> None:
         assert world.read(disk) == {"t": [*_SHIPPED, b"new"], "u": _SHIPPED}
 
     _checked(world, seed, check)
+
+
+@pytest.mark.parametrize("is_served", [False, True])
+def test_a_power_cut_after_a_takeover(world: World, is_served: bool) -> None:
+    """A sealed segment that the replica downloaded as chunks is durable, although the takeover did not download it."""
+    values = [random.Random(number).randbytes(900) for number in range(14)]
+    _replicate_chunks(world, values)
+    standby = world.standby(world.disk, world.bucket, ProbeResult.REFUSED)
+    world.cycles_until(standby, "owner")
+    standby.close()
+    if is_served:
+        with LogStore(PATH, background=False, fs=world.disk.process(), clock=world.clock) as store:
+            world.ship(store)
+            store.topic("t").partition(0).append([b"new"], ack="durable")
+    for disk in world.disk.point().crashes(random.Random(1), 10):
+        found = [value for value in world.read(disk)["t"] if value]
+        assert found == ([*values, b"new"] if is_served else values)
+
+
+def _replicate_chunks(world: World, values: list[bytes]) -> None:
+    """Ship a store so often that the object store has chunks only, and follow it with the simulated machine.
+
+    No segment is uploaded as a whole: these uploads wait until the last value is shipped.
+    """
+    is_shipped, put = threading.Event(), world.bucket.put
+
+    def put_late(key: str, data: Any) -> None:
+        if key.startswith("segments"):
+            is_shipped.wait(20)
+        put(key, data)
+
+    path = str(world.folder / "m1")
+    with mock.patch.object(world.bucket, "put", put_late), LogStore(path, background=False, clock=world.clock) as store:
+        name_server(Path(path), "m1")
+        log = store.create_topic("t", segment_bytes=4000, fsync="always").partition(0)
+        shipper = Shipper(store._topics, world.bucket, parallel=1)
+        shipper.run_cycle()
+        standby = world.standby(world.disk, world.bucket, ProbeResult.ALIVE)
+        for number, value in enumerate(values):
+            log.append([value])
+            shipper.run_cycle()
+            world.clock.advance(100)
+            if number % 4 == 1:
+                assert standby.run_cycle().role == "standby"
+        standby.close()
+        is_shipped.set()
+        shipper.close()
+    partition = require_manifest(world.bucket)[0].topics[0].partitions[0]
+    assert min(chunk.segment for chunk in partition.chunks) < partition.active_base

@@ -77,6 +77,17 @@ def test_a_standby_that_can_take_over(tmp_path: Path, url: str) -> None:
     assert (role.role, role.lag_records, role.lag_s, role.problem) == ("standby", 3, 2.0, "")
 
 
+def test_a_standby_with_an_abandoned_takeover(tmp_path: Path, url: str) -> None:
+    """It has a binding, but it is not the owner. Neither is a machine whose takeover is not complete."""
+    path = _standby(tmp_path, url)
+    binding = read_binding(_FS, str(tmp_path / "owner"))
+    assert binding is not None
+    write_binding(_FS, str(path), replace(binding, owner_id="2", owner_epoch=2))
+    assert (_read(path).role, _read(path).owner_epoch, _read(path).lag_records) == ("standby", 1, 3)
+    (path / "@replica").rename(path / "@restoring")
+    assert read_machine_role(_FS, str(path), _NOW_MS) is None
+
+
 @pytest.mark.parametrize(
     ("options", "problem"),
     [

@@ -377,24 +377,36 @@ def test_a_former_folder_of_that_epoch_exists(machine: Create) -> None:
             assert values(former) == wanted
 
 
-def test_folders_of_disks_and_people(machine: Create) -> None:
-    """A mounted disk has lost+found, and people leave files: they stay, or move along, and nothing refuses to work."""
+def test_files_that_are_not_part_of_the_store(machine: Create, caplog: pytest.LogCaptureFixture) -> None:
+    """A mounted disk has lost+found, and people leave keys and notes: all stay, also in a restart and a takeover.
+
+    A file with the name of a topic of the new owner is moved: the replica needs the name.
+    """
     first, second = replaced_owner(machine)
+    assert second.store is not None
+    second.store.create_topic("new")
+    second.ship()
     first.stop()
     (first.folder / "lost+found").mkdir()
-    (first.folder / "notes").mkdir()
-    (first.folder / "notes" / "text").write_text("mine")
+    for folder in ("notes", "reports/2024"):
+        (first.folder / folder).mkdir(parents=True)
+        (first.folder / folder / "text").write_text("mine")
     (first.folder / "link").symlink_to("/nowhere")
+    (first.folder / "new").write_text("in the way")
     assert first.cycle().error == ""
-    assert (first.folder / "lost+found").is_dir()
-    assert (first.folder / "@former" / "1" / "notes" / "text").read_text() == "mine"
-    assert (first.folder / "@former" / "1" / "link").is_symlink()
+    assert "not part of the store, and stay: link, notes, reports" in caplog.text
+    assert (first.folder / "@former" / "1" / "new").read_text() == "in the way"
+    first.stop()
     second.stop()
+    assert first.cycle().error == ""
     first.probe_result = REFUSED
     first.cycles_until("owner")
     first.stop()
     assert values(first.serve()) == [b"0", b"1", b"2", b"new"]
-    assert not [found for found in inspect_store(str(first.folder)) if "not a topic" in found.what]
+    assert {"lost+found", "link"} <= set(os.listdir(first.folder))
+    assert [(first.folder / folder / "text").read_text() for folder in ("notes", "reports/2024")] == ["mine", "mine"]
+    unknown = [found.path for found in inspect_store(str(first.folder)) if "not a topic" in found.what]
+    assert sorted(map(os.path.basename, unknown)) == ["link", "notes"]
 
 
 def test_read_only_segments_are_not_linked(machine: Create) -> None:

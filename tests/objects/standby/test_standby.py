@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from logs import FakeClock, values_by_offset
@@ -17,6 +18,7 @@ from segmentlog.format.manifest import Manifest
 from segmentlog.format.server_file import ServerFile, ServerNode, encode_server_file
 from segmentlog.objects.manifest.load import require_manifest
 from segmentlog.objects.ownership.binding import read_binding
+from segmentlog.objects.standby import standby as standby_module
 from segmentlog.objects.standby.roles import Role, find_role
 from segmentlog.objects.standby.standby import Standby
 from segmentlog.objects.standby.status import StandbyStatus, read_standby_status
@@ -261,6 +263,47 @@ def test_it_goes_back_and_forth(machine: Callable[[str], Machine]) -> None:
         assert standby.store is not None
         assert values(standby.store) == [b"%d" % number for number in range(turn + 1)]
     assert sorted(os.listdir(machines[0].folder / "@former")) == ["1", "3"]
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_former_first_owner_takes_over_again(
+    machine: Callable[[str], Machine], monkeypatch: pytest.MonkeyPatch, is_killed: bool
+) -> None:
+    """The new owner dies before it serves. The first owner has never watched an owner, and takes over after long."""
+    first, second = machine("m1"), machine("m2")
+    first.serve().create_topic("t", fsync="always").partition(0).append([b"1"])
+    first.ship()
+    second.cycle()
+    first.stop()
+    second.probe_result = first.probe_result = REFUSED
+    second.cycles_until("owner")
+    second.stop()
+    if is_killed:
+        with monkeypatch.context() as patched:
+            patched.setattr(standby_module, "link_former_segments", Mock(side_effect=KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                first.cycle()
+    else:
+        assert first.cycle().role == "standby"
+    first.stop()
+    assert first.cycles_until("owner", 310) > 295
+    first.stop()
+    assert values(first.serve()) == [b"1"]
+
+
+def test_a_standby_whose_first_cycle_fails(machine: Callable[[str], Machine], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was restarted while the object store was away. Later processes still know that the owner has answered."""
+    first, second = machine("m1"), machine("m2")
+    first.serve()
+    answered = second.cycle().answered_owner
+    second.stop()
+    with monkeypatch.context() as patched:
+        patched.setattr(second.bucket, "get", Mock(side_effect=ObjectStoreError("memory://", "m", "timed out", True)))
+        assert second.cycle().error
+    second.stop()
+    second.probe_result = REFUSED
+    assert (second.cycle().answered_owner, bool(answered)) == (answered, True)
+    assert second.cycles_until("owner") == 3
 
 
 def test_two_standbys(machine: Callable[[str], Machine]) -> None:

@@ -194,7 +194,10 @@ def test_java(served: Served, store: LogStore) -> None:
         wait_until(lambda: share(2), "what one had that was killed did not come to the others")
         for partition in store.topic("t").partitions():
             partition.append([b"new"])
-        wait_until(lambda: all(one.lag == 0 for one in store.groups.describe("g").partitions), "not all is committed")
+        wait_until(
+            lambda: all(one.lag == 0 for one in store.groups.describe("g").partitions),
+            lambda: f"not all is committed: {store.groups.describe('g')}, {[sorted(one.told) for one in members]}",
+        )
         new = {(number, 10) for number in range(PARTITIONS)}
         wait_until(lambda: new <= members[1].told | members[2].told, "what came then is not read")
     finally:
