@@ -59,7 +59,7 @@ def _put_anyway(
     return binding
 
 
-def _write_grants(fs: FileSystem, path: str, binding: Binding, manifest: Manifest) -> None:
+def _write_grants(fs: FileSystem, path: str, binding: Binding, manifest: Manifest, _parallel: int) -> None:
     """Write the grants, whoever owns the store."""
     for topic in manifest.topics:
         for partition in topic.partitions:
