@@ -188,9 +188,11 @@ class StandbyTrial(Trial):
         super()._end()
         for standby in list(self.standbys):
             for _ in range(3):
+                is_handed_over = self.shelf.is_handed_over()
                 role = standby.cycle(calm=True)
                 if role == "owner":
-                    self.note("error", standby.label, "it has taken over though the owner answers")
+                    if not is_handed_over:
+                        self.note("error", standby.label, "it has taken over though the owner answers")
                     return
             if role != "standby":
                 self.note("error", standby.label, f"it is {role or 'nothing'} in the end, and not a standby")
@@ -204,8 +206,10 @@ class StandbyTrial(Trial):
                 with suppress(ObjectStoreError, ShippingRefused, StoreFenced):  # of uploads that failed before
                     machine.shipper.run_cycle()
                 for standby in list(self.standbys):
+                    is_handed_over = self.shelf.is_handed_over()
                     if standby.cycle(calm=True) == "owner":
-                        self.note("error", standby.label, "it has taken over though the owner answers")
+                        if not is_handed_over:
+                            self.note("error", standby.label, "it has taken over though the owner answers")
                         return
                 self._owner_dies(machine)
         if not decode_manifest(self.shelf.objects[MANIFEST_KEY][0]).owner.nodes:
