@@ -200,27 +200,32 @@ def test_a_dead_worker_or_follower_changes_no_role(pair: list[Machine]) -> None:
 
 @pytest.mark.long
 def test_of_two_standbys_one_takes_over(tmp_path: Path) -> None:
-    """The other follows the new owner, and takes over from it in turn."""
+    """The other follows the new owner, and takes over from it in turn. A new client reaches each of the owners."""
     with machines(tmp_path, count=3) as found:
         owner, *standbys = found
         start_pair(owner, standbys[0])
         standbys[1].start()
         standbys[1].wait_for("as a standby of")
         wait_until(lambda: bool(standbys[1].status["answered_owner"]))
-        load = Load(found)
-        load.wait_for_more()
+        loads = [Load(found)]
+        loads[0].wait_for_more()
+        loads[0].stop()
         owner.kill()
         new = wait_until(lambda: next((one for one in standbys if "as the owner" in one.log), None))
         other = standbys[1 - standbys.index(new)]
-        load.wait_for_new()
         wait_until(lambda: other.status["role"] == "standby" and "epoch 2" in other.status["owner"], lambda: other.log)
         wait_until(lambda: other.status["reason"] == "the owner answers", lambda: str(other.status))
+        loads.append(Load(found, "second"))
+        loads[1].wait_for_more()
+        loads[1].stop()
         new.kill()
         other.wait_for("as the owner")
-        load.wait_for_new()
-        load.stop()
+        loads.append(Load(found, "third"))
+        loads[2].wait_for_more()
+        loads[2].stop()
         assert other.stop() == 0
-        load.check(other.path)
+        for load in loads:
+            load.check(other.path)
 
 
 def _fill_with_a_store(path: Path) -> None:
