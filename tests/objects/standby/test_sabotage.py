@@ -96,6 +96,7 @@ SABOTAGES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
         **{
             f"{_STANDBY}.former_owner.TopicAdmin.notify_moved": lambda *_: None,
             "segmentlog.log.handle.Handle.read_grant": lambda handle: read_grant(handle.fs, handle.folder),
+            "segmentlog.log.handle.Handle._check_not_set_aside": lambda *_: None,
         }
     ),
     "programs that may change a replica": patched(
