@@ -242,6 +242,7 @@ def test_a_takeover_that_another_machine_has_overtaken(replicated: World, seed: 
     _checked(replicated, seed, check)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", seeds("standby crashes"))
 def test_a_former_store_is_set_aside(world: World, seed: int) -> None:
     """What was never shipped is in the folder of the former store; the replica has what the new owner has."""
