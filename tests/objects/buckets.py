@@ -134,11 +134,17 @@ def _sockets() -> set[str]:
     return {target for target in found if target.startswith("socket:")}
 
 
-def warm_up() -> None:
-    """Have obstore start its threads, and open what they need: they stay for the life of the process."""
+def _start_obstore() -> None:
+    """Have obstore start its threads, and open what they need: they stay for the life of the process.
+
+    This module calls it when it is imported. A test that called it, or a fixture of it, would leave them behind.
+    """
     gone = S3Server("http://127.0.0.1:1")
     with contextlib.suppress(ObjectStoreError):
         cloud(gone, retry_config={"max_retries": 0}).get("nothing")
+
+
+_start_obstore()
 
 
 def race(bucket: Bucket, key: str, tag: str | None, racers: int = 16) -> list[tuple[bytes, str]]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from objects.buckets import SERVERS, cloud, disconnected, served, warm_up
+from objects.buckets import SERVERS, cloud, disconnected, served
 from objects.failing_s3 import (
     FailingS3,
     Fault,
@@ -74,11 +74,6 @@ CALLS: dict[str, Call] = {
 def patience(fault: Fault) -> str:
     """How long a client waits for an answer: briefly where none comes, else longer than a busy machine needs."""
     return "300ms" if fault is silent else "60s"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _warm() -> None:
-    warm_up()
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from queue import SimpleQueue
 from typing import Any
 
 import pytest
-from objects.buckets import KINDS, Maker, Memory, disconnected, places, race, warm_up
+from objects.buckets import KINDS, Maker, Memory, disconnected, places, race
 
 from segmentlog.errors import ObjectStoreError
 from segmentlog.objects.bucket.base import Bucket, Data, ObjectMissing, PreconditionFailed
@@ -31,7 +31,6 @@ NAMES = (
 def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Maker]:
     """Makes buckets of one kind."""
     with places(request.param, tmp_path_factory.mktemp("places")) as maker:
-        warm_up()
         yield maker
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from objects.buckets import SERVERS, disconnected, served, warm_up
+from objects.buckets import SERVERS, disconnected, served
 from objects.s3_servers import BUCKET
 from objects.ship_process import PARTITIONS
 from seeds import seeds, share
@@ -58,7 +58,6 @@ def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         environment = server.environment | {"AWS_POOL_MAX_IDLE_PER_HOST": "0"}
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
-        warm_up()
         yield Place(request.param, f"s3://{BUCKET}/place", environment)
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
+import objects.buckets  # noqa: F401  (it starts obstore's threads)
 import pytest
-from objects.buckets import warm_up
 
 from segmentlog.errors import InvalidConfig, ObjectStoreError
 from segmentlog.objects.bucket.aws_profiles import profile_options
@@ -97,12 +97,6 @@ class Services:
         self.server.shutdown()
         self._thread.join()
         self.server.server_close()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _warm() -> None:
-    """What obstore keeps for the life of the process is no test's."""
-    warm_up()
 
 
 @pytest.fixture

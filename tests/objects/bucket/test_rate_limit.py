@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import objects.buckets  # noqa: F401  (it starts obstore's threads)
 import pytest
-from objects.buckets import warm_up
 
 from segmentlog.errors import InvalidConfig
 from segmentlog.objects.bucket import cloud_bucket
@@ -15,12 +15,6 @@ from segmentlog.objects.bucket.local_bucket import LocalBucket
 from segmentlog.objects.bucket.rate_limit import RateLimiter
 from segmentlog.objects.restore.restore import restore
 from segmentlog.store import LogStore
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _warm() -> None:
-    """What obstore keeps for the life of the process is no test's."""
-    warm_up()
 
 
 @pytest.fixture

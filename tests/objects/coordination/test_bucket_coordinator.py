@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from logs import FakeClock
 from msgspec.structs import replace
-from objects.buckets import KINDS, Maker, Memory, disconnected, places, warm_up
+from objects.buckets import KINDS, Maker, Memory, disconnected, places
 
 from segmentlog.errors import ConditionIgnored, CoordinatorRefused, CoordinatorUnreachable, ObjectStoreError
 from segmentlog.format.cluster_document import (
@@ -34,7 +34,6 @@ RACERS = 8
 def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Maker]:
     """Return buckets of one kind."""
     with places(request.param, tmp_path_factory.mktemp("places")) as maker:
-        warm_up()
         yield maker
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
-from objects.buckets import KINDS, Memory, cloud, disconnected, places, warm_up
+from objects.buckets import KINDS, Memory, cloud, disconnected, places
 from objects.failing_s3 import FailingS3
 
 from segmentlog.errors import CoordinatorRefused, CoordinatorUnreachable, ObjectStoreError
@@ -19,7 +19,6 @@ from segmentlog.objects.coordination.swap_race import RACERS, ROUNDS, race_swaps
 @pytest.fixture
 def server() -> Iterator[FailingS3]:
     """Provide an S3 server whose handling of conditions can be changed."""
-    warm_up()
     with disconnected():
         failing = FailingS3()
         try:
@@ -32,7 +31,6 @@ def server() -> Iterator[FailingS3]:
 def test_a_store_with_conditions_is_accepted(kind: str, tmp_path: Path) -> None:
     """One swap of each round wins, and nothing is left in the object store."""
     with places(kind, tmp_path) as make, disconnected():
-        warm_up()
         bucket = make()
         seen: list[int] = []
         report = race_swaps(bucket, seen.append)

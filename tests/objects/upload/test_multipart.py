@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from logs import FakeClock, NoSyncFileSystem
 from msgspec.structs import replace
-from objects.buckets import SERVERS, Memory, cloud, disconnected, served, warm_up
+from objects.buckets import SERVERS, Memory, cloud, disconnected, served
 from objects.readers import check, contents, decoded, open_store
 
 import segmentlog
@@ -84,12 +84,6 @@ class Watched(Memory):
 def is_part(key: str) -> bool:
     """Whether an object is one of those that make a segment."""
     return key.startswith("segments/") and key.rpartition(".")[2].isdigit()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _warm() -> None:
-    """What obstore keeps for the life of the process is no test's."""
-    warm_up()
 
 
 @pytest.fixture(autouse=True)
