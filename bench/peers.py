@@ -39,7 +39,7 @@ from bench.arguments import existing_folder, one_or_more
 from bench.measure import quantity
 from bench.systems.base import SYNCS, Sync, System, Unavailable, disk_bytes
 from bench.systems.host import BATCH_RECORDS, HostDied, Hosted
-from bench.systems.registry import NAMES, OURS, OURS_UNCOMPRESSED, system_class
+from bench.systems.registry import NAMES, OURS, OURS_ALL, OURS_KAFKA, OURS_UNCOMPRESSED, system_class
 
 PACKAGES = ("lmdb", "rocksdict", "persist-queue", "diskcache", "redis", "hiredis", "nats-py", "confluent-kafka")
 """Distributions whose versions belong to the figures."""
@@ -53,7 +53,7 @@ class PeerRow(msgspec.Struct, frozen=True):
     """One system at one piece of work.
 
     ``ratio`` compares with ours of the same round, more than 1 being better for us; None in our own rows.
-    ``against`` is which of ours: the uncompressed one for systems that do not compress is a row of its own.
+    ``against`` is the name of ours. Systems are compared with ours uncompressed, too, in a row of its own.
     """
 
     workload: str
@@ -93,8 +93,8 @@ class Peers(msgspec.Struct, frozen=True):
     absent: list[Absent]
 
 
-# What is promised, as ratios that are better above 1: (workload, sync, system) -> ours / theirs. Against systems that
-# do not compress, twice as much uncompressed. None stands for any policy.
+# Promised ratios, which are better above 1: (workload, sync, system) -> ours / theirs. Against systems that do not
+# compress, ours uncompressed has to reach twice as much.
 _PROMISED: dict[tuple[str, str, str], float] = {
     ("append in batches", "never", "LMDB"): 1.2,
     ("append in batches", "never", "SQLite"): 8,
@@ -112,6 +112,8 @@ _PROMISED: dict[tuple[str, str, str], float] = {
 
 
 def _target(workload: str, sync: str, system: str, against: str, compresses: bool) -> float | None:
+    if against == OURS_KAFKA:
+        return 1.0 if workload.startswith("scan") else None
     if workload == "open after kill -9" and against == OURS:
         return 1.0
     if workload == "16 threads" and sync == "batch" and against == OURS:
@@ -135,9 +137,12 @@ def rows_of(
     for system, figures in rounds.items():
         if not figures:
             continue
-        ours = [against for against in (OURS, OURS_UNCOMPRESSED) if rounds.get(against)]
-        if system in (OURS, OURS_UNCOMPRESSED):
+        if system in OURS_ALL:
             ours = [system]
+        else:
+            # Batches in Kafka's format are compared with Kafka alone.
+            compared = OURS_ALL if system.startswith("Kafka") else (OURS, OURS_UNCOMPRESSED)
+            ours = [against for against in compared if rounds.get(against)]
         for against in ours:
             pairs = zip(rounds[against], figures, strict=False)
             ratios = [mine / theirs if better == "more" else theirs / mine for mine, theirs in pairs if mine and theirs]
@@ -363,7 +368,7 @@ class Bench:
     def _clear(self) -> None:
         for path in self.folder.iterdir():
             shutil.rmtree(path, ignore_errors=True)
-        os.sync()  # what is deleted is not written behind the next workload's back
+        os.sync()  # else deleted data would be written during the next workload
 
     def _rounds(self, logs: dict[str, Hosted], step: Callable[[str, Hosted], None], workload: str) -> None:
         for number in range(self.rounds):
@@ -398,7 +403,7 @@ _SYNC_TEXT = {"never": "nothing synced", "second": "synced once a second", "batc
 
 
 def _turned(names: list[str], number: int) -> list[str]:
-    """Another one begins each round: who comes first has the disk's cache for himself."""
+    """Another system begins each round, because the first one has the disk's cache for itself."""
     at = number % len(names) if names else 0
     return [*names[at:], *names[:at]]
 
@@ -464,9 +469,10 @@ def print_table(rows: Sequence[PeerRow]) -> None:
     for column in ("work", "synced", "system", "figure", "ours / theirs", "range", "wanted"):
         table.add_column(column, justify="left" if column in ("work", "synced", "system") else "right")
     for row in rows:
-        if row.against == OURS_UNCOMPRESSED and row.system != OURS_UNCOMPRESSED and row.target is None:
+        if row.against != OURS and row.system not in OURS_ALL and row.target is None:
             continue
-        suffix = " (uncompressed)" if row.against == OURS_UNCOMPRESSED and row.ratio is not None else ""
+        suffixes = {OURS_UNCOMPRESSED: " (uncompressed)", OURS_KAFKA: " (Kafka's batches)"}
+        suffix = suffixes.get(row.against, "")
         table.add_row(
             row.workload,
             row.sync,

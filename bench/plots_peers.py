@@ -10,7 +10,7 @@ from typing import Any
 from bench.measure import quantity
 from bench.peers import PeerRow
 from bench.plots import Figure, pyplot
-from bench.systems.registry import OURS, OURS_UNCOMPRESSED
+from bench.systems.registry import OURS, OURS_ALL
 
 _FILES = (
     ("peers-append.png", (
@@ -69,7 +69,7 @@ def _plot(folder: Path, file: str, panels: list[tuple[tuple[str, str], list[Peer
 
 
 def _panel(axis: Any, rows: list[PeerRow]) -> None:
-    colours = [_OURS_COLOUR if row.system in (OURS, OURS_UNCOMPRESSED) else _OTHERS_COLOUR for row in rows]
+    colours = [_OURS_COLOUR if row.system in OURS_ALL else _OTHERS_COLOUR for row in rows]
     places = range(len(rows))
     figures = [row.figure for row in rows]
     axis.set_xscale("log")
@@ -100,9 +100,7 @@ def _sentence(rows: list[PeerRow]) -> str:
     what = workload[0].upper() + workload[1:]
     if "append" in workload or "threads" in workload:
         what += _SYNCED[sync]
-    ratios = sorted(
-        (row.ratio, row.system) for row in rows if row.ratio is not None and row.system != OURS_UNCOMPRESSED
-    )
+    ratios = sorted((row.ratio, row.system) for row in rows if row.ratio is not None)
     if not ratios:
         return what
     (least, best), (most, worst) = ratios[0], ratios[-1]

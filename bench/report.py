@@ -22,7 +22,7 @@ from bench.plots import Figure
 from bench.reasons import reason_for
 from bench.results import Measured
 from bench.scaling_curves import ScalingRow, bends
-from bench.systems.registry import OURS, OURS_UNCOMPRESSED
+from bench.systems.registry import OURS, OURS_ALL, OURS_KAFKA, OURS_UNCOMPRESSED
 
 _BENCHES = ("fsync", "limits", "scaling", "peers")
 
@@ -172,7 +172,7 @@ def _peers(measured: Measured, folder: Path, losses: list[Loss]) -> list[str]:
         chosen = [row for row in rows if (row.workload, row.sync) == (workload, sync)]
         lines += [f"### {_heading(workload, sync)}", "", *_peer_table(chosen)]
         for row in chosen:
-            if (row.against == OURS and row.system != OURS_UNCOMPRESSED) or row.target is not None:
+            if row.against == OURS or row.target is not None:
                 _note_loss(row, about, losses)
     lines += ["### How each is used", ""]
     lines += [
@@ -186,7 +186,7 @@ def _peers(measured: Measured, folder: Path, losses: list[Loss]) -> list[str]:
 
 def _overview(rows: Sequence[PeerRow]) -> list[str]:
     """Return a line for each piece of work: our figure with LZ4, and the ratios to the others."""
-    compared = [row for row in rows if row.system == OURS or (row.against == OURS and row.system != OURS_UNCOMPRESSED)]
+    compared = [row for row in rows if row.against == OURS]
     systems = [name for name in dict.fromkeys(row.system for row in compared) if name != OURS]
     work: dict[tuple[str, str], dict[str, PeerRow]] = {}
     for row in compared:
@@ -228,7 +228,7 @@ def _peer_table(rows: Sequence[PeerRow]) -> list[str]:
             quantity(row.figure, row.unit),
             f"{quantity(row.low, row.unit)} - {quantity(row.high, row.unit)}",
             ratio(row),
-            "" if row.system in (OURS, OURS_UNCOMPRESSED) else ratio(without.get(row.system)),
+            "" if row.system in OURS_ALL else ratio(without.get(row.system)),
         )
         for row in with_lz4.values()
     ]
@@ -244,7 +244,8 @@ def _note_loss(row: PeerRow, about: Peers, losses: list[Loss]) -> None:
     text = f"{row.ratio:.2f} ({row.ratio_low:.2f}-{row.ratio_high:.2f}"
     text += f"; {row.target:.3g} was wanted)" if row.target is not None else ")"
     reason = reason_for("peers", row.workload, row.sync, row.system)
-    against = row.system + (" (ours uncompressed)" if row.against == OURS_UNCOMPRESSED else "")
+    ours = {OURS_UNCOMPRESSED: " (ours uncompressed)", OURS_KAFKA: " (ours with Kafka's batches)"}
+    against = row.system + ours.get(row.against, "")
     losses.append(Loss(_heading(row.workload, row.sync), wanted / row.ratio, text, reason, against=against))
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
+import numpy as np
+
 import segmentlog
 from bench.systems.base import System, count_all
+from segmentlog.format.wire_codecs import CODEC_LZ4
+from segmentlog.format.wire_encode import encode_wire_batch
 from segmentlog.log.partition import Partition
 from segmentlog.store import LogStore
 
@@ -74,3 +79,18 @@ class SegmentlogUncompressed(Segmentlog):
     about = "the same, `compression.type = none`"
     compresses = False
     compression = "none"
+
+
+class SegmentlogKafkaBatches(Segmentlog):
+    """The same with batches as Kafka's producers send them, which the server stores unchanged."""
+
+    name = "segmentlog with Kafka's batches"
+    about = "the same, each list encoded in Kafka's format with LZ4, as a producer does it, to `Partition.append_wire`"
+
+    def append(self, values: Sequence[bytes], keys: Sequence[bytes] | None = None) -> None:
+        timestamps = np.full(len(values), time.time_ns() // 1_000_000)
+        batch = encode_wire_batch(keys, values, None, timestamps, base_offset=0, epoch=0, codec=CODEC_LZ4)
+        self._log.append_wire(batch)
+
+    def writer(self) -> Callable[[bytes], object]:
+        return self.append_one

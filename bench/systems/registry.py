@@ -8,10 +8,13 @@ from bench.systems.base import System
 
 OURS = "segmentlog"
 OURS_UNCOMPRESSED = "segmentlog, uncompressed"
+OURS_KAFKA = "segmentlog with Kafka's batches"
+OURS_ALL = (OURS, OURS_UNCOMPRESSED, OURS_KAFKA)
 
 _CLASSES = {
     OURS: "ours:Segmentlog",
     OURS_UNCOMPRESSED: "ours:SegmentlogUncompressed",
+    OURS_KAFKA: "ours:SegmentlogKafkaBatches",
     "plain file": "plain_file:PlainFile",
     "SQLite": "sqlite:Sqlite",
     "LMDB": "lmdb_log:Lmdb",

@@ -17,7 +17,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 import cramjam
 import numpy as np
@@ -49,13 +49,13 @@ _XERIAL_BLOCK: Final = 32 << 10
 _SNAPPY_MAX_RATIO: Final = 32
 _LZ4_MAGIC: Final = 0x184D2204
 _LZ4_MAX_RATIO: Final = 255
-_LZ4_FRAME: Final = struct.Struct("<IBBBI")
-"""Start of a frame without optional fields: magic, flags, block kind, checksum of these two; size of the block."""
-_LZ4_FRAME_SIZE_MIN: Final = _LZ4_FRAME.size + 1 + 4
+_LZ4_INDEPENDENT: Final = 0x20
+_LZ4_FRAME: Final = struct.Struct("<IBBB")
+"""Start of a frame without optional fields: magic, flags, block kind, checksum of these two."""
+_LZ4_FRAME_SIZE_MIN: Final = _LZ4_FRAME.size + 4 + 1 + 4
+_LZ4_CLIENTS_BLOCK: Final = 64 << 10
+_LZ4_CLIENTS_FRAME: Final = _LZ4_FRAME.pack(_LZ4_MAGIC, 0x60, 0x40, 0x82)
 _LZ4_BLOCK_KINDS: Final = (0x40, 0x50, 0x60, 0x70)
-_LZ4_END_MARK: Final = bytes(4)
-_LZ4_REST_SIZE_MAX: Final = 12
-"""Bytes after the block: its checksum, the end mark and the checksum of what it decompresses to."""
 _ZSTD_MAGIC: Final = 0xFD2FB528
 _ZSTD_BLOCK: Final = 128 << 10
 _SKIPPABLE: Final = 0x184D2A50
@@ -91,8 +91,7 @@ def compress_records(codec: int, records: Buffer, level: int | None = None) -> B
     if codec == CODEC_SNAPPY:
         return _compress_snappy(memoryview(records))
     if codec == CODEC_LZ4:
-        # Levels from 1 on are cramjam's slow mode: 3.5 times as long for a fifth less.
-        return bytes(cramjam.lz4.compress(records, level=0))
+        return _compress_lz4(memoryview(records))
     if codec == CODEC_ZSTD:
         return bytes(cramjam.zstd.compress(records, level=_ZSTD_LEVEL if level is None else level))
     raise ValueError(f"codec {codec}")
@@ -175,50 +174,104 @@ def _compress_snappy(records: memoryview) -> bytes:
     return b"".join(parts)
 
 
+def _compress_lz4(records: memoryview) -> bytes:
+    """Compress into a frame as Kafka's clients write it: independent blocks of 64 KiB, and no checksums."""
+    parts: list[Buffer] = [_LZ4_CLIENTS_FRAME]
+    for start in range(0, len(records), _LZ4_CLIENTS_BLOCK):
+        raw = records[start : start + _LZ4_CLIENTS_BLOCK]
+        block = memoryview(cramjam.lz4.compress_block(raw, store_size=False))
+        is_smaller = len(block) < len(raw)
+        parts.append(_SIZE_LE.pack(len(block) if is_smaller else len(raw) | 1 << 31))
+        parts.append(block if is_smaller else raw)
+    parts.append(_SIZE_LE.pack(0))
+    return b"".join(parts)
+
+
 def _unlz4(stored: memoryview, limit_bytes: int) -> bytes:
-    raw = _unlz4_block(stored, limit_bytes)
+    raw = _unlz4_blocks(stored, limit_bytes)
     if raw is not None:
         return raw
     room = min(lz4_bound(stored, limit_bytes), _LZ4_MAX_RATIO * len(stored))
     return _into(cramjam.lz4.decompress_into, stored, room, limit_bytes)
 
 
-def _unlz4_block(stored: memoryview, limit_bytes: int) -> bytes | None:
-    """Decompress a frame with exactly one block: clients send such a frame for up to 64 KiB of records.
+def _unlz4_blocks(stored: memoryview, limit_bytes: int) -> bytes | None:
+    """Decompress a frame block by block, if no block depends on the one before: clients send such frames.
 
-    16 KiB take 4 us; the frame decoder takes 31 us. Return None for any other input, valid or not: the frame decoder
-    handles it.
+    16 KiB take 4 us, and the frame decoder takes 31 us; 880 KiB take 0.16 and 1.3 ms. Return None for any other input,
+    valid or not: the frame decoder handles it.
     """
     if len(stored) < _LZ4_FRAME_SIZE_MIN:
         return None
-    magic, flags, kind, check, size = _LZ4_FRAME.unpack_from(stored)
+    magic, flags, kind, check = _LZ4_FRAME.unpack_from(stored)
     # Only version 1, and no optional fields except the checksums.
-    if magic != _LZ4_MAGIC or flags & 0xCB != 0x40 or kind not in _LZ4_BLOCK_KINDS:
+    if magic != _LZ4_MAGIC or flags & 0xCB != 0x40 or kind not in _LZ4_BLOCK_KINDS or check != _xxh32(stored[4:6])[1]:
         return None
-    is_compressed, end = not size >> 31, _LZ4_FRAME.size + (size & 0x7FFFFFFF)
-    block, rest = stored[_LZ4_FRAME.size : end], bytes(stored[end : end + _LZ4_REST_SIZE_MAX + 1])
-    block_checksum = rest[:4] if flags & 0x10 else b""
-    content_checksum = rest[-4:] if flags & 0x04 else b""
-    if not block or rest != block_checksum + _LZ4_END_MARK + content_checksum or check != _xxh32(stored[4:6])[1]:
+    blocks = _lz4_blocks(stored, flags, 1 << (8 + 2 * (kind >> 4)), limit_bytes)
+    if not blocks or (len(blocks) > 1 and not flags & _LZ4_INDEPENDENT):
         return None
-    if block_checksum and block_checksum != _xxh32(block):
-        return None
-    room_bytes = min(1 << (8 + 2 * (kind >> 4)), limit_bytes)
-    records: Buffer = block
-    if is_compressed:
-        # The decoder also writes after the end of the records, so the padding cannot be part of this buffer.
-        room = bytearray(min(room_bytes, _LZ4_MAX_RATIO * len(block)))
-        # If a block is malformed, cramjam takes its first 4 bytes for a size, and decodes the rest as the block. That
-        # fails for certain only if the size is larger than the buffer. The frame decoder handles all other blocks.
-        if int.from_bytes(block[:4], "little") <= len(room):
+    # The decoder also writes after the end of the records, so the padding cannot be part of this buffer. The zeros of
+    # numpy take no memory until the decoder writes there.
+    room = np.zeros(sum(block.room_bytes for block in blocks), np.uint8).data
+    size = 0
+    for block in blocks:
+        written = block.decompress_into(room[size : size + block.room_bytes])
+        if written is None:
             return None
-        try:
-            records = memoryview(room)[: cramjam.lz4.decompress_block_into(block, room, len(room))]
-        except cramjam.DecompressionError:
-            return None
-    if len(records) > room_bytes or (content_checksum and content_checksum != _xxh32(records)):
+        size += written
+    records = room[:size]
+    if len(records) > limit_bytes or (flags & 0x04 and _xxh32(records) != stored[-4:]):
         return None
     return b"".join((records, _ZEROS))
+
+
+def _lz4_blocks(stored: memoryview, flags: int, block_bytes: int, limit_bytes: int) -> list[_Lz4Block] | None:
+    """Return the blocks of one frame. Return None if more than the frame follows, if a checksum of a block is wrong, or
+    if there may be more than ``limit_bytes`` of records.
+    """
+    blocks: list[_Lz4Block] = []
+    position = _LZ4_FRAME.size
+    checksum_bytes = 4 if flags & 0x10 else 0
+    while len(stored) >= position + 4:
+        (size,) = _SIZE_LE.unpack_from(stored, position)
+        position += 4
+        if not size:
+            return blocks if len(stored) == position + (4 if flags & 0x04 else 0) else None
+        # Clients fill each block but the last. This bounds the loop for a frame of many small blocks.
+        if len(blocks) * block_bytes > limit_bytes:
+            return None
+        data = stored[position : position + (size & 0x7FFFFFFF)]
+        position += len(data) + checksum_bytes
+        if not data or (checksum_bytes and stored[position - 4 : position] != _xxh32(data)):
+            return None
+        room_bytes = min(block_bytes, limit_bytes)
+        is_compressed = not size >> 31
+        blocks.append(_Lz4Block(data, is_compressed, min(room_bytes, _LZ4_MAX_RATIO * len(data))))
+    return None
+
+
+class _Lz4Block(NamedTuple):
+    """A block of a frame. ``room_bytes`` is the most that it may decompress to."""
+
+    data: memoryview
+    is_compressed: bool
+    room_bytes: int
+
+    def decompress_into(self, room: memoryview) -> int | None:
+        """Return the number of bytes written to ``room``; None if the frame decoder must handle the frame."""
+        if not self.is_compressed:
+            if len(self.data) > len(room):
+                return None
+            room[: len(self.data)] = self.data
+            return len(self.data)
+        try:
+            written = int(cramjam.lz4.decompress_block_into(self.data, room, len(room)))
+        except cramjam.DecompressionError:
+            return None
+        # If a block is malformed, cramjam takes its first 4 bytes for a size, and decodes the rest as the block. It
+        # then writes at most that size, and not more than there is room for.
+        may_be_size = int.from_bytes(self.data[:4], "little")
+        return written if may_be_size > len(room) or may_be_size < written else None
 
 
 def _xxh32(data: Buffer) -> bytes:

@@ -1,4 +1,4 @@
-"""LZ4 frames with one block are decoded without the frame decoder. Both must return the same records, or refuse."""
+"""LZ4 frames of independent blocks are decoded without the frame decoder. Both return the same records, or refuse."""
 
 from __future__ import annotations
 
@@ -43,10 +43,24 @@ def frame_of(block: bytes, flags: int = 0x60, kind: int = 0x40, size_bits: int =
     return head + (len(block) | size_bits).to_bytes(4, "little") + block + bytes(4)
 
 
+def frame_of_blocks(blocks: list[bytes], flags: int = 0x60) -> bytes:
+    """Return a frame with these blocks, the second of them not compressed, without a checksum of the content."""
+    parts = [frame_of(b"", flags)[:7]]
+    for number, raw in enumerate(blocks):
+        block = raw if number == 1 else lz4.block.compress(raw, store_size=False)
+        parts += ((len(block) | (number == 1) << 31).to_bytes(4, "little"), block)
+    return b"".join((*parts, bytes(4)))
+
+
+def xxh32(data: bytes) -> bytes:
+    """Return the checksum that a frame contains."""
+    return xxhash.xxh32_intdigest(data).to_bytes(4, "little")
+
+
 def as_frame(stored: bytes, limit_bytes: int) -> bytes | None:
     """Decode by the frame decoder alone; None where it refuses."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wire_codecs, "_unlz4_block", lambda _stored, _limit: None)
+        patch.setattr(wire_codecs, "_unlz4_blocks", lambda _stored, _limit: None)
         try:
             return decompress_records(CODEC_LZ4, memoryview(stored), limit_bytes)
         except ValueError:
@@ -69,7 +83,7 @@ def check_same(stored: bytes, limit_bytes: int = PLENTY) -> bytes | None:
 
 def is_fast(stored: bytes, limit_bytes: int = PLENTY) -> bool:
     """Return whether the frame decoder is not needed."""
-    return wire_codecs._unlz4_block(memoryview(stored), limit_bytes) is not None
+    return wire_codecs._unlz4_blocks(memoryview(stored), limit_bytes) is not None
 
 
 def like_records(size: int) -> bytes:
@@ -80,8 +94,11 @@ def like_records(size: int) -> bytes:
 
 @pytest.mark.parametrize(("kind", "linked", "block_checksum", "content_checksum"), FLAGS)
 def test_frames_of_every_kind(kind: int, linked: bool, block_checksum: bool, content_checksum: bool) -> None:
-    """A client's frame of one block does not need the frame decoder, and the bound is exact to the byte."""
-    for raw in (like_records(16_000), random.Random(1).randbytes(9_000), like_records(65_536)):
+    """A frame of one block or of independent blocks does not need the frame decoder, and the bound is exact."""
+    # Four bytes that no decoder can take for a size come first.
+    lengths = () if linked else (65_537, 700_000)
+    several = [b"\xff" * 4 + like_records(length) for length in lengths]
+    for raw in (like_records(16_000), random.Random(1).randbytes(9_000), like_records(65_536), *several):
         stored = framed(raw, kind, linked, block_checksum, content_checksum)
         assert is_fast(stored)
         assert check_same(stored) == raw
@@ -136,6 +153,13 @@ def strange_frames() -> Iterator[tuple[str, bytes]]:
     yield "not compressed, larger", frame_of(like_records((1 << 16) + 1), size_bits=1 << 31)
     yield "larger than announced", frame_of(lz4.block.compress(like_records((1 << 16) + 1), store_size=False))
     yield "zeros larger than announced", frame_of(lz4.block.compress(bytes((1 << 16) + 1), store_size=False))
+    yield "full and short blocks", frame_of_blocks([like_records(1 << 16), raw, raw[:1], like_records(1 << 16)])
+    yield "a second block larger than announced", frame_of_blocks([raw, like_records((1 << 16) + 1)])
+    yield "blocks that say that they are linked", frame_of_blocks([raw, raw], flags=0x40)
+    yield "two blocks, one empty", frame_of_blocks([raw, b""])
+    yield "two blocks and a checksum", frame_of_blocks([raw, raw], flags=0x64) + xxh32(raw + raw)
+    yield "two blocks and a wrong checksum", frame_of_blocks([raw, raw], flags=0x64) + xxh32(raw)
+    yield "a thousand blocks of one byte", frame_of_blocks([b"a"] * 1000)
     yield "the best ratio", frame_of(lz4.block.compress(bytes(1 << 16), store_size=False))
     yield "the best ratio of 4 MiB", frame_of(lz4.block.compress(bytes(PLENTY), store_size=False), kind=0x70)
     yield "a size of 2 GiB", good[:7] + b"\xff\xff\xff\x7f" + good[11:]
@@ -180,7 +204,7 @@ def test_mutated_frames(seed: int) -> None:
     rng = random.Random(seed)
     accepted = 0
     for _ in range(1_500):
-        raw = like_records(rng.randrange(1, 600))
+        raw = like_records(rng.choice((rng.randrange(1, 600), rng.randrange(65_530, 140_000))))
         stored = bytearray(framed(raw, *rng.choice(FLAGS), level=rng.choice((0, 9))))
         for _ in range(rng.randrange(1, 4)):
             stored[rng.randrange(7, len(stored))] = rng.choice((0, 1, 0xFF, rng.randrange(256)))
