@@ -17,13 +17,13 @@ from segmentlog.storage import fork_safety
 T = TypeVar("T")
 
 
-class Closable(Protocol):
+class _AsyncClient(Protocol):
     """A producer or consumer, which can be closed."""
 
     def close(self) -> None: ...
 
 
-M = TypeVar("M", bound=Closable)
+M = TypeVar("M", bound=_AsyncClient)
 
 
 class Mailbox:
@@ -205,7 +205,7 @@ class _Failing:
             self._future.set_exception(self._error)
 
 
-def _close_quietly(client: Closable) -> None:
+def _close_quietly(client: _AsyncClient) -> None:
     with contextlib.suppress(SegmentlogError, OSError):
         client.close()
 

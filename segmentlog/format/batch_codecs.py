@@ -16,7 +16,7 @@ import cramjam
 Buffer = bytes | bytearray | memoryview
 
 
-class Codec(NamedTuple):
+class BatchCodec(NamedTuple):
     """A compression algorithm. Its functions are thread-safe."""
 
     name: str
@@ -127,13 +127,13 @@ def _as_it_is(raw: Buffer, _: int) -> Buffer:
 
 
 CODECS: Final = (
-    Codec("lz4", 3, 255, None, _compress_lz4, _decompress_lz4),
+    BatchCodec("lz4", 3, 255, None, _compress_lz4, _decompress_lz4),
     # A block of 128 KiB takes at least 4 bytes.
-    Codec("zstd", 4, 1 << 16, _ZSTD_LEVELS, _compress_zstd, _decompress_zstd),
+    BatchCodec("zstd", 4, 1 << 16, _ZSTD_LEVELS, _compress_zstd, _decompress_zstd),
     # Deflate needs at least two bits for 258 bytes, snappy three bytes for 64.
-    Codec("gzip", 1, 1032, _GZIP_LEVELS, _compress_gzip, _decompress_gzip),
-    Codec("snappy", 2, 32, None, _compress_snappy, _decompress_snappy),
-    Codec("none", 0, 1, None, _uncompressed, _as_it_is),
+    BatchCodec("gzip", 1, 1032, _GZIP_LEVELS, _compress_gzip, _decompress_gzip),
+    BatchCodec("snappy", 2, 32, None, _compress_snappy, _decompress_snappy),
+    BatchCodec("none", 0, 1, None, _uncompressed, _as_it_is),
 )
 """The first codec is the default."""
 
@@ -151,7 +151,7 @@ _BY_NAME: Final = {codec.name: codec for codec in CODECS}
 class Compression(NamedTuple):
     """A codec and the level to compress with."""
 
-    codec: Codec
+    codec: BatchCodec
     level: int = 0
 
     def compress(self, raw: Buffer) -> bytes:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from segmentlog.codecs import is_about_data
 from segmentlog.errors import SegmentlogError, StoreClosed
 from segmentlog.format.file_names import check_topic_name
-from segmentlog.producing.delivery import Chunk
+from segmentlog.producing.delivery import ProducerChunk
 from segmentlog.producing.partition_dispatch import PartitionDispatcher
 from segmentlog.producing.producer_options import ProducerOptions
 from segmentlog.storage import fork_safety
@@ -55,7 +55,7 @@ class Accumulator:
     ) -> None:
         self.is_closed = False
         """Whether new records are rejected; records sent before can still be flushed."""
-        self.chunks: dict[str, Chunk] = {}
+        self.chunks: dict[str, ProducerChunk] = {}
         """By topic: the chunk to which `send` adds records."""
         self.senders: dict[str, threading.Lock] = {}
         """By topic: the lock for appending, so that records keep their order."""
@@ -65,7 +65,7 @@ class Accumulator:
         """By topic: errors because of which records were not appended, and which no call of the user has raised yet."""
         self._dispatcher = PartitionDispatcher(topics, identity, options.partitioner, options.ack)
         self.topics = self._dispatcher.topics
-        self._queued: dict[str, deque[Chunk]] = {}
+        self._queued: dict[str, deque[ProducerChunk]] = {}
         self._all_topics = topics
         self._identity = identity
         self._linger_ns = int(options.linger_ms * 1e6)
@@ -88,7 +88,7 @@ class Accumulator:
 
     # ------------------------------------------------------------ filling
 
-    def open_chunk(self, topic: str, producer: object) -> Chunk:
+    def open_chunk(self, topic: str, producer: object) -> ProducerChunk:
         """Return the chunk to which records of a topic are added.
 
         Raises `UnknownTopic`, `InvalidTopicName`, `StoreClosed`, and the failure of earlier records of the topic if no
@@ -97,7 +97,7 @@ class Accumulator:
         with self._mutex:
             return self._open_chunk_locked(topic, producer)
 
-    def _open_chunk_locked(self, topic: str, producer: object) -> Chunk:
+    def _open_chunk_locked(self, topic: str, producer: object) -> ProducerChunk:
         self._check_topic(topic)
         chunk = self.chunks.get(topic)
         if chunk is None:
@@ -105,7 +105,7 @@ class Accumulator:
             config = self.config_of(topic)
             if self.hooks is not None:
                 self.hooks.on_chunk_started()
-            chunk = Chunk(self, producer, topic, self._chunk_bytes(topic), self._all_topics.clock.now_ms())
+            chunk = ProducerChunk(self, producer, topic, self._chunk_bytes(topic), self._all_topics.clock.now_ms())
             chunk.surely_fits, chunk.needs_keys = config.max_message_bytes // 4, config.compacts
             self.chunks[topic] = chunk  # last: from now on, `send` adds records to the chunk without a lock
             if self._lingerer is not None:
@@ -157,7 +157,7 @@ class Accumulator:
 
     # ------------------------------------------------------------ sealing
 
-    def send_sealed(self, chunk: Chunk, number: int, value: Any, key: Any) -> tuple[Chunk, int]:
+    def send_sealed(self, chunk: ProducerChunk, number: int, value: Any, key: Any) -> tuple[ProducerChunk, int]:
         """Send a chunk that is full or sealed, after the caller has added a record to it.
 
         Another thread may have taken the chunk's records before that record was added. Then add the record to the next
@@ -179,7 +179,7 @@ class Accumulator:
             self.hooks.on_sealed(chunk.topic)
         return chunk, number
 
-    def send_whole(self, chunk: Chunk) -> None:
+    def send_whole(self, chunk: ProducerChunk) -> None:
         """Send a chunk of `send_many` after all records sent before, and wait until it was sent or has failed.
 
         The caller must check ``chunk.error``. Raises the errors of `open_chunk` if the chunk cannot be sent at all.
@@ -202,7 +202,7 @@ class Accumulator:
                 unreported = [error for errors in self._unreported.copy().values() for error in errors]
                 self.failure = unreported[0] if unreported else None
 
-    def _seal(self, chunk: Chunk) -> None:
+    def _seal(self, chunk: ProducerChunk) -> None:
         """Seal a chunk, so that the next record starts a new chunk. The caller holds the mutex."""
         if not chunk.sealed:
             chunk.sealed = True
@@ -288,7 +288,7 @@ class Accumulator:
                     if self._identity is not None:
                         self._identity.fail_transaction(error)
 
-    def _withhold_later(self, chunk: Chunk, error: Exception) -> None:
+    def _withhold_later(self, chunk: ProducerChunk, error: Exception) -> None:
         """Fail the records that were sent after a failed chunk to the same partitions.
 
         The program notices the failure only when a call raises it. Until then it may have sent more records. They fail,
@@ -327,14 +327,14 @@ class Accumulator:
 
     # ------------------------------------------------------------ waiting for a chunk
 
-    def send_unless_lingering(self, chunk: Chunk) -> None:
+    def send_unless_lingering(self, chunk: ProducerChunk) -> None:
         """Send a chunk now because a caller waits for it, unless a thread will send it when it has lingered."""
         if self._lingerer is None or not self._lingerer.is_running:
             with self._mutex:
                 self._seal(chunk)
             self.send_queued(chunk.topic)
 
-    def wait_for(self, chunk: Chunk, timeout_s: float | None) -> bool:
+    def wait_for(self, chunk: ProducerChunk, timeout_s: float | None) -> bool:
         """Wait until a chunk was sent or has failed. Return False if ``timeout_s`` is exceeded."""
         ends_s = None if timeout_s is None else time.monotonic() + timeout_s
         while True:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from segmentlog.aio.loop_bridge import LoopBridge
 from segmentlog.producing.accumulator import Accumulator
-from segmentlog.producing.delivery import Chunk
+from segmentlog.producing.delivery import ProducerChunk
 
 if TYPE_CHECKING:
     from segmentlog.log.partition import Partition
@@ -22,7 +22,7 @@ class AsyncFutures:
         self._accumulator = accumulator
         self._max_unsent_bytes = max_unsent_bytes
         self._is_scheduled = False
-        self._awaited: defaultdict[Chunk, list[asyncio.Future[None]]] = defaultdict(list)
+        self._awaited: defaultdict[ProducerChunk, list[asyncio.Future[None]]] = defaultdict(list)
         self._waiting: list[asyncio.Future[None]] = []
         self._many_bytes = 0
         """Bytes of all `send_many` calls that are in progress."""
@@ -31,7 +31,7 @@ class AsyncFutures:
 
     # ------------------------------------------------------------ appended
 
-    def sent_future(self, chunk: Chunk) -> asyncio.Future[None]:
+    def sent_future(self, chunk: ProducerChunk) -> asyncio.Future[None]:
         """Return a future that is done once a chunk was sent or has failed."""
         self._bridge.check_loop()
         future: asyncio.Future[None] = self._bridge.loop.create_future()

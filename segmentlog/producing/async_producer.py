@@ -16,7 +16,7 @@ from segmentlog.errors import SegmentlogError, StoreClosed
 from segmentlog.log.append.batch_encoding import as_list
 from segmentlog.producing.async_futures import AsyncFutures
 from segmentlog.producing.async_sender import AsyncDeliveries, AsyncDelivery, EventLoopProducer
-from segmentlog.producing.delivery import Chunk, Deliveries
+from segmentlog.producing.delivery import Deliveries, ProducerChunk
 from segmentlog.producing.producer import RECORD_OVERHEAD, OffsetCommitter, checked_metadata, passed_at
 from segmentlog.records import K, TopicPartition, V
 
@@ -66,7 +66,7 @@ class AsyncProducer(Generic[K, V]):
         self._max_unsent_bytes = max_unsent_bytes
         self._bridge: LoopBridge | None = None
         self._inner: EventLoopProducer | None = None
-        self._chunks: dict[str, Chunk] = {}
+        self._chunks: dict[str, ProducerChunk] = {}
         """Chunks of the inner producer, for records that need no serializer."""
         self._timer: asyncio.TimerHandle | None = None
         self._queued: set[str] = set()

@@ -9,7 +9,7 @@ import msgspec
 
 from segmentlog.errors import SegmentlogError
 from segmentlog.producing.accumulator import Accumulator, AccumulatorHooks
-from segmentlog.producing.delivery import Chunk, Delivery
+from segmentlog.producing.delivery import Delivery, ProducerChunk
 from segmentlog.producing.serializing_producer import SerializingProducer
 from segmentlog.records import Appended
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class DeliveryFutures(Protocol):
     """The interface of `AsyncFutures` that deliveries use."""
 
-    def sent_future(self, chunk: Chunk) -> asyncio.Future[None]:
+    def sent_future(self, chunk: ProducerChunk) -> asyncio.Future[None]:
         """Return a future that is done once a chunk was sent or has failed."""
 
     def durable_future(self, log: Partition, base_offset: int, end_offset: int) -> asyncio.Future[None]:
@@ -46,14 +46,14 @@ class EventLoopProducer(SerializingProducer[Any, Any]):
         return self._accumulator
 
 
-def _awaiting(chunk: Chunk) -> DeliveryFutures:
+def _awaiting(chunk: ProducerChunk) -> DeliveryFutures:
     return cast("EventLoopProducer", chunk.producer).awaiting
 
 
 class AsyncDelivery(msgspec.Struct, frozen=True, gc=False, eq=False):
     """The outcome of one record; await it to get its offset. Use it in the event loop of its producer."""
 
-    _chunk: Chunk
+    _chunk: ProducerChunk
     _number: int
 
     def done(self) -> bool:
@@ -87,7 +87,7 @@ class AsyncDeliveries:
 
     __slots__ = ("_chunk",)
 
-    def __init__(self, chunk: Chunk) -> None:
+    def __init__(self, chunk: ProducerChunk) -> None:
         self._chunk = chunk
 
     def __len__(self) -> int:

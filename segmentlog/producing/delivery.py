@@ -26,10 +26,10 @@ Options = tuple[Headers | None, int | None, int | None]
 class ChunkSender(Protocol):
     """The interface of the accumulator that chunks use."""
 
-    def send_unless_lingering(self, chunk: Chunk) -> None:
+    def send_unless_lingering(self, chunk: ProducerChunk) -> None:
         """Send a chunk now because a caller waits for it, unless a thread will send it when it has lingered."""
 
-    def wait_for(self, chunk: Chunk, timeout_s: float | None) -> bool:
+    def wait_for(self, chunk: ProducerChunk, timeout_s: float | None) -> bool:
         """Wait until a chunk was sent or has failed. Return False if ``timeout_s`` is exceeded."""
 
     def notify_waiting(self) -> None:
@@ -43,7 +43,7 @@ EVERY_PARTITION: Final = -1
 """Key for records that failed before their partitions were chosen."""
 
 
-class Chunk:
+class ProducerChunk:
     """Records of one topic in the order in which they were sent, and later their partitions and offsets.
 
     Each record gets a number and is added by one `list.extend`, without a lock. A chunk is first sealed. Later the
@@ -291,7 +291,7 @@ def _is_appended(error: Exception) -> bool:
 class Delivery(msgspec.Struct, frozen=True, gc=False, eq=False):
     """The outcome of one record that was sent. Thread-safe."""
 
-    _chunk: Chunk
+    _chunk: ProducerChunk
     _number: int
 
     def done(self) -> bool:
@@ -328,11 +328,11 @@ class Deliveries:
 
     __slots__ = ("_chunk",)
 
-    def __init__(self, chunk: Chunk) -> None:
+    def __init__(self, chunk: ProducerChunk) -> None:
         self._chunk = chunk
 
     @property
-    def chunk(self) -> Chunk:
+    def chunk(self) -> ProducerChunk:
         """The chunk that has the records."""
         return self._chunk
 

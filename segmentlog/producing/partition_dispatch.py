@@ -11,7 +11,7 @@ import numpy.typing as npt
 from segmentlog.errors import SegmentlogError, UnknownTopic
 from segmentlog.log.append.batch_encoding import CheckedColumns
 from segmentlog.policy.partitioner import HashPartitioner, Partitioner, Rows, error_of_rows, ranks_of, rows_by_partition
-from segmentlog.producing.delivery import EVERY_PARTITION, Chunk
+from segmentlog.producing.delivery import EVERY_PARTITION, ProducerChunk
 from segmentlog.storage.interrupt_check import is_interrupt
 from segmentlog.topics.topic_registry import Topics
 from segmentlog.transactions.producer_identity import ProducerIdentity
@@ -51,7 +51,7 @@ class PartitionDispatcher:
             current = self.topics[name] = self._all_topics.topic(name)
             return query(current)
 
-    def append(self, chunk: Chunk) -> None:
+    def append(self, chunk: ProducerChunk) -> None:
         """Append a chunk's records to their partitions, or continue an interrupted call.
 
         An error in one partition does not affect the other partitions. The first error is raised at the end.
@@ -72,7 +72,7 @@ class PartitionDispatcher:
             with self._identity.sending(chunk.topic, list(rows_of)):
                 self._append_all(topic, chunk, rows_of)
 
-    def _partitions_of(self, chunk: Chunk, count: int) -> npt.NDArray[np.int32]:
+    def _partitions_of(self, chunk: ProducerChunk, count: int) -> npt.NDArray[np.int32]:
         """Return the partition of each record: given by the caller, chosen by its key, or the sticky partition."""
         sticky = chunk.sticky
         if sticky < 0:
@@ -95,7 +95,7 @@ class PartitionDispatcher:
             partitions[row] = number
         return partitions
 
-    def _append_all(self, topic: Topic, chunk: Chunk, rows_of: Mapping[int, Rows | None]) -> None:
+    def _append_all(self, topic: Topic, chunk: ProducerChunk, rows_of: Mapping[int, Rows | None]) -> None:
         first: Exception | None = None
         for number, rows in rows_of.items():
             try:
@@ -114,7 +114,7 @@ class PartitionDispatcher:
         if first is not None:
             raise first
 
-    def _append(self, log: Partition, chunk: Chunk, rows: Rows | None) -> int:
+    def _append(self, log: Partition, chunk: ProducerChunk, rows: Rows | None) -> int:
         values, keys = chunk.values, chunk.keys
         timestamps, headers = chunk.timestamp_column(), chunk.header_column()
         if rows is not None:

@@ -38,7 +38,7 @@ from segmentlog.log.append.batch_encoding import (
     require_a_key,
 )
 from segmentlog.producing.accumulator import Accumulator
-from segmentlog.producing.delivery import Chunk, Deliveries, Delivery, Options
+from segmentlog.producing.delivery import Deliveries, Delivery, Options, ProducerChunk
 from segmentlog.producing.partition_dispatch import no_partition
 from segmentlog.producing.producer_options import ProducerOptions
 from segmentlog.records import K, V
@@ -264,7 +264,7 @@ class Producer(Generic[K, V]):
         if columns.timestamps is not None:
             self._accumulator.check_topic(topic)
             self._check_timestamps(topic, columns.timestamps)
-        chunk = Chunk(self._accumulator, self, topic, 0, self.now_ms())
+        chunk = ProducerChunk(self._accumulator, self, topic, 0, self.now_ms())
         chunk.values = list(columns.values)
         chunk.keys = [] if columns.keys is None else list(columns.keys)
         chunk.all_headers = columns.headers

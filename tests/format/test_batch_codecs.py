@@ -20,7 +20,7 @@ from segmentlog.format.batch_codecs import (
     CODEC_NAMES,
     CODEC_NONE,
     CODECS,
-    Codec,
+    BatchCodec,
     codec_name,
     compression,
 )
@@ -45,7 +45,7 @@ def test_every_codec_has_a_name_and_a_number() -> None:
 
 
 @compressing
-def test_what_is_compressed_comes_back(codec: Codec) -> None:
+def test_what_is_compressed_comes_back(codec: BatchCodec) -> None:
     """Whatever the bytes come in."""
     for raw in (RAW, b"", b"x", os.urandom(5000)):
         for given in (raw, bytearray(raw), memoryview(raw)):
@@ -105,7 +105,7 @@ def test_lz4_blocks_are_read_as_by_another_decoder(seed: int) -> None:
 
 
 @compressing
-def test_what_is_no_payload_is_a_value_error(codec: Codec) -> None:
+def test_what_is_no_payload_is_a_value_error(codec: BatchCodec) -> None:
     """Or comes out shorter than the header says; never longer, and nothing else is raised."""
     packed = compression(codec.name).compress(RAW)
     broken = [b"", b"\xff" * 40, packed[:-1], packed[: len(packed) // 2], packed[1:], os.urandom(200)]
@@ -121,7 +121,7 @@ def test_what_is_no_payload_is_a_value_error(codec: Codec) -> None:
 
 
 @compressing
-def test_no_payload_is_smaller_than_the_ratio_says(codec: Codec) -> None:
+def test_no_payload_is_smaller_than_the_ratio_says(codec: BatchCodec) -> None:
     """What shrinks most: else a reader would refuse what was written."""
     size = 16 << 20
     assert len(compression(codec.name).compress(bytes(size))) * codec.max_ratio >= size

@@ -73,7 +73,7 @@ class ConsistentCuts(msgspec.Struct):
     """Producer ids of all undone transactions."""
 
 
-class _Transaction(msgspec.Struct):
+class _CutTransaction(msgspec.Struct):
     """A committed transaction: its markers, and the ends of its records in partitions without a marker."""
 
     producer_id: int
@@ -164,7 +164,9 @@ def extend_cuts(
     return kept
 
 
-def _undo(transaction: _Transaction, kept: ConsistentCuts, uncut: Collection[PartitionKey]) -> Iterator[PartitionKey]:
+def _undo(
+    transaction: _CutTransaction, kept: ConsistentCuts, uncut: Collection[PartitionKey]
+) -> Iterator[PartitionKey]:
     """Cut each partition before its marker; yield the partitions whose cut has moved."""
     kept.producers.add(transaction.producer_id)
     for partition_key, marker in transaction.markers:
@@ -175,7 +177,7 @@ def _undo(transaction: _Transaction, kept: ConsistentCuts, uncut: Collection[Par
             yield partition_key
 
 
-def _collect_undecided(transactions: Iterable[_Transaction], kept: ConsistentCuts) -> None:
+def _collect_undecided(transactions: Iterable[_CutTransaction], kept: ConsistentCuts) -> None:
     for transaction in transactions:
         for partition_key in transaction.ends:
             (kept.undecided if transaction.is_undone else kept.committed).add((partition_key, transaction.producer_id))
@@ -187,17 +189,17 @@ def _collect_undecided(transactions: Iterable[_Transaction], kept: ConsistentCut
 
 def _transactions(
     ends: Mapping[PartitionKey, Sequence[TransactionEnd]], commits: Iterable[CommitDecision]
-) -> list[_Transaction]:
+) -> list[_CutTransaction]:
     by_producer: dict[int, dict[PartitionKey, list[TransactionEnd]]] = defaultdict(dict)
     for partition_key, partition_ends in ends.items():
         for end in partition_ends:
             by_producer[end.producer_id].setdefault(partition_key, []).append(end)
-    found: dict[tuple[object, ...], _Transaction] = {}
+    found: dict[tuple[object, ...], _CutTransaction] = {}
     known: set[tuple[PartitionKey, int]] = set()
     for commit in commits:
         key = (commit.producer_id, commit.is_rest, *sorted(commit.ends.items()))
         decided_ms = min(commit.decided_ms, found[key].decided_ms if key in found else commit.decided_ms)
-        transaction = found[key] = _Transaction(commit.producer_id, [], {}, decided_ms=decided_ms)
+        transaction = found[key] = _CutTransaction(commit.producer_id, [], {}, decided_ms=decided_ms)
         for partition_key, end_offset in commit.ends.items():
             if partition_key not in ends or not end_offset:
                 continue  # a deleted or omitted partition, or a partition without records
@@ -227,7 +229,7 @@ def _marker_after(markers: Sequence[TransactionEnd], end: int) -> TransactionEnd
 
 def _group_by_time(
     producer_id: int, markers: Mapping[PartitionKey, Sequence[TransactionEnd]]
-) -> Iterator[_Transaction]:
+) -> Iterator[_CutTransaction]:
     """Yield the transactions whose decisions were compacted away. Group their markers by time."""
     group: dict[tuple[PartitionKey, int], tuple[PartitionKey, int]] = {}
 
@@ -241,10 +243,10 @@ def _group_by_time(
             first, second = first_of((first_key, first_end.offset)), first_of((second_key, second_end.offset))
             if first != second:
                 group[second] = first
-    found: dict[tuple[PartitionKey, int], _Transaction] = {}
+    found: dict[tuple[PartitionKey, int], _CutTransaction] = {}
     for partition_key, ends in markers.items():
         for end in ends:
-            of_end = found.setdefault(first_of((partition_key, end.offset)), _Transaction(producer_id, [], {}))
+            of_end = found.setdefault(first_of((partition_key, end.offset)), _CutTransaction(producer_id, [], {}))
             of_end.markers.append((partition_key, end))
     yield from found.values()
 

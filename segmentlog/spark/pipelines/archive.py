@@ -24,8 +24,8 @@ from segmentlog.spark.pipelines.archive_folder import (
     ArchivedRange,
     ArchivedRun,
     ArchiveFolder,
+    ArchiveManifest,
     Intent,
-    Manifest,
     OnStep,
 )
 from segmentlog.spark.pipelines.archived_rows import (
@@ -134,7 +134,7 @@ def archive(
             store.check_writable("delete the archived records")
         partitions = store.topic(topic).partitions()
         stack.enter_context(archived.writing())
-        manifest = archived.read() or Manifest(FORMAT, topic, store.store_id, len(partitions))
+        manifest = archived.read() or ArchiveManifest(FORMAT, topic, store.store_id, len(partitions))
         _check_identity(manifest, archived, store, topic)
         finished = None if manifest.intent is None else manifest.intent.run.id
         manifest = archived.finish(manifest, on_step)
@@ -166,7 +166,7 @@ def archive(
     )
 
 
-def _check_identity(manifest: Manifest, archived: ArchiveFolder, store: LogStore, topic: str) -> None:
+def _check_identity(manifest: ArchiveManifest, archived: ArchiveFolder, store: LogStore, topic: str) -> None:
     if (manifest.topic, manifest.store_id) != (topic, store.store_id):
         other = "" if manifest.store_id == store.store_id else " of another store"
         raise AnotherHistory(
@@ -189,7 +189,7 @@ def _find_sealed_end(log: Partition, upto: int | None, upto_ms: int | None, *, r
 
 
 def _plan_ranges(
-    manifest: Manifest, partitions: Sequence[Partition], ends: dict[int, int], allow_gaps: bool
+    manifest: ArchiveManifest, partitions: Sequence[Partition], ends: dict[int, int], allow_gaps: bool
 ) -> tuple[dict[int, tuple[int, int]], dict[int, tuple[int, int]]]:
     """Return the ranges to archive, and the gaps before them, both by partition.
 
@@ -229,7 +229,7 @@ def _write(
     topic: str,
     archived: ArchiveFolder,
     run: str,
-    manifest: Manifest,
+    manifest: ArchiveManifest,
     ranges: dict[int, tuple[int, int]],
     gaps: dict[int, tuple[int, int]],
     on_step: OnStep,
@@ -287,7 +287,7 @@ def write_microseconds(spark: SparkSession) -> Iterator[None]:
 
 def _trim(
     archived: ArchiveFolder,
-    manifest: Manifest,
+    manifest: ArchiveManifest,
     partitions: Sequence[Partition],
     ends: dict[int, int],
     on_step: OnStep,

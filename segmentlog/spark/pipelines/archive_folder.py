@@ -1,7 +1,7 @@
 """Read and write the folder of an archive: Parquet files, and a manifest with their ranges and checksums.
 
     DIR/date=2026-07-31/part-000001-3f9c21aa-00000.parquet     records of that day (UTC), of one run
-    DIR/_segmentlog/manifest.json                              contents of the archive, see `Manifest`
+    DIR/_segmentlog/manifest.json                              contents of the archive, see `ArchiveManifest`
     DIR/_segmentlog/run-<id>/...                               files of a run that are not moved yet
     DIR/_segmentlog/lock                                       held by the running archiver
 
@@ -119,7 +119,7 @@ class Intent(msgspec.Struct, frozen=True):
     partitions: list[ArchivedPartition]
 
 
-class Manifest(msgspec.Struct, frozen=True):
+class ArchiveManifest(msgspec.Struct, frozen=True):
     """Contents of an archive: records of one topic of one store."""
 
     format: int
@@ -162,12 +162,12 @@ class ArchiveFolder:
                     os.unlink(f"{self._own_folder}/{name}")
             yield
 
-    def read(self) -> Manifest | None:
+    def read(self) -> ArchiveManifest | None:
         """Return the manifest; None before the first run. Raises `SegmentlogError` if it cannot be read."""
         path = f"{self._own_folder}/{_MANIFEST}"
         try:
             check_folder(self._own_folder)
-            manifest = msgspec.json.decode(read_plain(self._fs, path, _MANIFEST_MAX_BYTES), type=Manifest)
+            manifest = msgspec.json.decode(read_plain(self._fs, path, _MANIFEST_MAX_BYTES), type=ArchiveManifest)
         except FileNotFoundError:
             return None
         except UntrustedPath as error:
@@ -185,14 +185,14 @@ class ArchiveFolder:
             raise ArchiveDamaged(path, f"{flaw}; {why}; restore it from a backup")
         return manifest
 
-    def existing(self) -> Manifest:
+    def existing(self) -> ArchiveManifest:
         """Return the manifest. Raises `SegmentlogError` if the folder has none."""
         manifest = self.read()
         if manifest is None:
             raise SegmentlogError(f"{self.path}: the folder contains no archive (no {_OWN}/{_MANIFEST})")
         return manifest
 
-    def write(self, manifest: Manifest) -> None:
+    def write(self, manifest: ArchiveManifest) -> None:
         """Replace the manifest durably."""
         text = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
         replace_file(self._fs, f"{self._own_folder}/{_MANIFEST}", text)
@@ -229,7 +229,7 @@ class ArchiveFolder:
         sync_folders(self._fs, {self._own_folder, folder, *(os.path.dirname(f"{folder}/{name}") for name in sources)})
         return sources, files
 
-    def finish(self, manifest: Manifest, on_step: OnStep) -> Manifest:
+    def finish(self, manifest: ArchiveManifest, on_step: OnStep) -> ArchiveManifest:
         """Move the remaining files of the manifest's intent, and add its run to the manifest.
 
         Raises `ArchiveDamaged` if a file is missing at both its source and its target, or is not a regular file.
@@ -239,7 +239,7 @@ class ArchiveFolder:
         except UntrustedPath as error:
             raise ArchiveDamaged(error.path, error.why) from None
 
-    def _finish(self, manifest: Manifest, on_step: OnStep) -> Manifest:
+    def _finish(self, manifest: ArchiveManifest, on_step: OnStep) -> ArchiveManifest:
         intent = manifest.intent
         if intent is None:
             return manifest
@@ -299,7 +299,7 @@ class ArchiveFolder:
 # ---------------------------------------------------------------- checks of a manifest
 
 
-def find_flaw(manifest: Manifest) -> str:
+def find_flaw(manifest: ArchiveManifest) -> str:
     """Return the reason why a manifest is not valid; empty if it is valid.
 
     Each file name must lead to a file inside the archive. Offsets and partitions must be possible in a log.

@@ -21,7 +21,7 @@ from pyspark.sql import functions as F
 import segmentlog
 from segmentlog.config import TopicConfig
 from segmentlog.errors import InvalidConfig, SegmentlogError, UnknownTopic
-from segmentlog.spark.pipelines.archive_folder import ArchivedRun, ArchiveFolder, Manifest, OnStep
+from segmentlog.spark.pipelines.archive_folder import ArchivedRun, ArchiveFolder, ArchiveManifest, OnStep
 from segmentlog.spark.pipelines.archived_rows import READ, RESTORED, largest_batch_column, pass_rows, read_files
 from segmentlog.spark.pipelines.digests import NOTHING, compute_digests
 from segmentlog.spark.pipelines.output_folders import hold_lock
@@ -139,7 +139,7 @@ def restore(
 def _open_target(
     store: LogStore,
     name: str,
-    manifest: Manifest,
+    manifest: ArchiveManifest,
     config: Mapping[str, object] | None,
     largest_bytes: Callable[[], int],
 ) -> tuple[Topic, list[str]]:
@@ -169,7 +169,7 @@ def _open_target(
     return topic, notes
 
 
-def _largest_batch_bytes(spark: SparkSession, archived: ArchiveFolder, manifest: Manifest) -> int:
+def _largest_batch_bytes(spark: SparkSession, archived: ArchiveFolder, manifest: ArchiveManifest) -> int:
     """Return the smallest ``max.message.bytes`` of a topic that accepts the archive's records; 0 without records."""
     known = [run.largest_batch_bytes for run in manifest.runs if run.largest_batch_bytes is not None]
     unknown = [run for run in manifest.runs if run.largest_batch_bytes is None]
@@ -192,7 +192,7 @@ def _check_timestamps(config: TopicConfig) -> None:
 def _check_prefix(
     spark: SparkSession,
     archived: ArchiveFolder,
-    manifest: Manifest,
+    manifest: ArchiveManifest,
     store: LogStore,
     topic: str,
     logs: Mapping[int, Partition],
@@ -235,7 +235,7 @@ def _check_prefix(
     return sum(digest.records for digest in found.values())
 
 
-def _verify(spark: SparkSession, manifest: Manifest, store: LogStore, topic: str) -> int:
+def _verify(spark: SparkSession, manifest: ArchiveManifest, store: LogStore, topic: str) -> int:
     """Compare the digests of the topic's partitions with the manifest. Return the number of records.
 
     Raises `RestoredWrong` if they differ.
@@ -256,7 +256,7 @@ def _verify(spark: SparkSession, manifest: Manifest, store: LogStore, topic: str
 def _restore(
     spark: SparkSession,
     archived: ArchiveFolder,
-    manifest: Manifest,
+    manifest: ArchiveManifest,
     target: Topic,
     logs: Mapping[int, Partition],
     staging: StagingFolder,
