@@ -14,7 +14,7 @@ import click
 import segmentlog
 from segmentlog import errors
 from segmentlog.cli import cli
-from segmentlog.config import _KINDS, TopicConfig
+from segmentlog.config import _KINDS, FSYNC_ACCEPTED, TopicConfig
 from segmentlog.policy.kafka_configs import SETTINGS, describe, engine_keys
 from segmentlog.records import LostRange
 from segmentlog.server.api_table import SERVED
@@ -117,9 +117,7 @@ Five exceptions had other names before, which still work: `GrantExhausted` (`Off
 _ERROR_GROUPS: Final = {
     "Base class": (errors.SegmentlogError(),),
     "Arguments and records": (
-        errors.InvalidConfig(
-            "fsync", "sometimes", "always, everysec, never, <n>ms, <n>s, <n>records, <n>bytes or a size"
-        ),
+        errors.InvalidConfig("fsync", "sometimes", FSYNC_ACCEPTED),
         errors.InvalidTopicName("a b", "only letters, digits, '.', '_' and '-' are allowed; found ' '"),
         errors.InvalidRecord("values", 0, "str", "bytes or None"),
         errors.RecordTooLarge(2_000_000, 1_048_588),

@@ -40,7 +40,7 @@ milliseconds since 1970."""
 # --- fsync ----------------------------------------------------------------------------------------------
 
 FsyncKind = Literal["always", "ms", "records", "bytes", "never"]
-_FSYNC_ACCEPTED = "always, everysec, never, <n>ms, <n>s, <n>records, <n>bytes or a size with its unit as in 1MiB"
+FSYNC_ACCEPTED = "always, everysec, never, <n>ms, <n>s, <n>records, <n>bytes or a size with its unit as in 1MiB"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class FsyncPolicy:
     def __post_init__(self) -> None:
         low, high = (0, 0) if self.kind in ("always", "never") else (1, 2**31 - 1)
         if self.kind not in get_args(FsyncKind) or not low <= self.amount <= high:
-            raise InvalidConfig("fsync", f"{self.amount}{self.kind}", _FSYNC_ACCEPTED)
+            raise InvalidConfig("fsync", f"{self.amount}{self.kind}", FSYNC_ACCEPTED)
 
     @classmethod
     def parse(cls, text: object) -> Self:
@@ -93,7 +93,7 @@ class FsyncPolicy:
                 return cls("ms", parse_duration_ms(text))
         except ValueError:  # also InvalidConfig of a part of the text: the error below shows the whole text
             pass
-        raise InvalidConfig("fsync", text, _FSYNC_ACCEPTED)
+        raise InvalidConfig("fsync", text, FSYNC_ACCEPTED)
 
     def __str__(self) -> str:
         return f"{self.amount}{self.kind}" if self.amount else self.kind
@@ -268,7 +268,7 @@ _COMPRESSION_TYPE = _Kind(
 )
 _FLAG = _Kind(_parse_flag, lambda value: "true" if value else "false", "true or false")
 _RATIO = _Kind(_parse_ratio, str, "a number from 0 to 1")
-_FSYNC = _Kind(FsyncPolicy.parse, str, _FSYNC_ACCEPTED)
+_FSYNC = _Kind(FsyncPolicy.parse, str, FSYNC_ACCEPTED)
 
 T = TypeVar("T")
 

@@ -143,7 +143,7 @@ def _redeliver_signal(lost: sys.UnraisableHookArgs) -> None:
 
 
 def _repeat_signal(thread_id: int, number: int) -> None:
-    """Send the signal again once the thread has left `_redeliver_signal`: Python drops exceptions in that hook, too."""
+    """Send the signal again once the thread has left `_redeliver_signal`, in which Python would drop the exception."""
     is_in_hook = True
     while is_in_hook:
         time.sleep(_REDELIVER_S)

@@ -50,7 +50,7 @@ class _PrintedPart(NamedTuple):
         return TopicPartition(self.part.topic, self.part.partition)
 
     def offset_after(self, written_bytes: int) -> int:
-        """Return the offset of the first record that ends after the first ``written_bytes`` bytes of stdout."""
+        """Return the offset of the first record that was not fully written, if stdout took ``written_bytes`` bytes."""
         if written_bytes >= self.end:
             return int(self.part.offsets[-1]) + 1
         ends = list(accumulate(map(len, self.pieces(self.part)), initial=self.begin))[1:]

@@ -29,7 +29,7 @@ _STOPPABLE: Final = ("writing", "verifying", "noting the intent", "staging", "ap
 
 
 def cancellable(spark: SparkSession, work: Callable[[OnStep, list[int]], T]) -> tuple[T | None, list[int]]:
-    """Call ``work(on_step, signals)``, whose Spark jobs a signal cancels. Return (result, received signals).
+    """Call ``work(on_step, signals)``. A signal cancels its Spark jobs. Return (result, received signals).
 
     The result is None if a signal ended the work.
     """

@@ -228,9 +228,10 @@ def _repair_topics(
     findings = [finding for found in left for finding in found.findings]
     damage = [finding for finding in findings if finding.severity == "damage"]
     unreadable = [finding for finding in findings if finding.severity == "unreadable"]
-    status = _print_remaining(
-        fs, path, topics, [] if is_planned else damage, [] if dry_run and drop_unreadable else unreadable, as_json
-    )
+    # A dry run has printed the damage with the plan, and unreadable batches that the plan would drop.
+    damage_to_print = [] if is_planned else damage
+    unreadable_to_print = [] if dry_run and drop_unreadable else unreadable
+    status = _print_remaining(fs, path, topics, damage_to_print, unreadable_to_print, as_json)
     if damage:
         return EXIT_DAMAGE
     return status or (EXIT_UNREADABLE if unreadable else EXIT_DONE)

@@ -49,7 +49,7 @@ class ConnectionSlot:
         self._admission.admit(self)
 
     def mark_busy(self) -> None:
-        """Mark the start of a request: an admitted connection is not closed to make room until it is idle."""
+        """Mark the start of a request. Until its response is sent, the connection is not closed to make room."""
         self._admission.idle.discard(self)
 
     def mark_idle(self) -> None:
@@ -82,7 +82,7 @@ class Admission:
         return len(self.unadmitted) + len(self.admitted)
 
     def add(self, host: str, transport: asyncio.Transport) -> ConnectionSlot:
-        """Count an accepted connection. At the limit close an unadmitted connection, possibly this one."""
+        """Count a new connection, as unadmitted. At the limit close the oldest unadmitted one, possibly this one."""
         slot = ConnectionSlot(self, host, transport)
         self.unadmitted.add(slot, host)
         if len(self) > self._all_max:

@@ -30,7 +30,7 @@ class HttpConnection(HttpToolsProtocol):
         self.slot = slot
         self.parser = RequestParser(self)  # type: ignore[assignment]
         self._quiet_bytes = 0
-        """Bytes of the current head, trailers or chunk size line. Each complete head and each body byte resets it."""
+        """Bytes received of a head, of trailers or of a chunk size line. A complete head or a body byte resets it."""
         self._is_in_head = True
         self._has_begun = False
         """Whether the head of a request has begun and is not complete."""

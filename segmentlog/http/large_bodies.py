@@ -127,7 +127,7 @@ class RequestMemory:
         except TimeoutError:
             raise HttpProblem(
                 HTTPStatus.REQUEST_TIMEOUT,
-                f"the request body arrives too slowly: each {LARGE_BYTES:,} bytes of a body above that size must arrive"
-                f" within {_SECONDS_PER_MIB:g} s; send smaller requests",
+                f"the request body arrives too slowly: a body of more than {LARGE_BYTES:,} bytes must arrive at"
+                f" {LARGE_BYTES:,} bytes in {_SECONDS_PER_MIB:g} s or faster; send smaller requests",
                 headers={"connection": "close"},
             ) from None

@@ -72,7 +72,7 @@ def measure_dirt(segments: Iterable[SegmentInfo], dirty_offset: int, end_offset:
 def why_due(config: TopicConfig, dirt: Dirt, due_ms: int, now_ms: int) -> str | None:
     """Return the reason to run a compaction pass now, or None.
 
-    ``due_ms`` is the time from which a pass can remove records without new data; 0 for never.
+    From ``due_ms`` on, a pass removes records even if nothing was appended since the last one; 0 for never.
     """
     if dirt.dirty_bytes and dirt.ratio >= config.min_cleanable_dirty_ratio:
         return f"{dirt.ratio:.0%} is dirty (min.cleanable.dirty.ratio)"

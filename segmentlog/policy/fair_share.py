@@ -18,7 +18,7 @@ def split_by_backlog(backlogs: Mapping[Key, int], limit: int) -> dict[Key, int]:
     """Split ``limit`` offsets (1 or more) among partitions with these backlogs; a backlog of 0 gets nothing.
 
     The rule of Spark's Kafka source: each partition gets ``limit`` times its part of all backlogs, rounded down, but
-    at least 1. So the sum exceeds ``limit`` by less than the number of partitions whose part was rounded up to 1.
+    at least 1. This can make the sum exceed ``limit``, by less than one offset for each partition that gets 1.
     The remainder of ``limit`` goes to the partitions with the largest fractions; Spark leaves it unused.
     """
     waiting = {key: backlog for key, backlog in backlogs.items() if backlog > 0}
@@ -44,7 +44,7 @@ class Turns(Generic[Key]):
 
     def __init__(self) -> None:
         self._since: dict[Key, int] = {}
-        """By key, the number of grants when it was last served, or when it began to wait."""
+        """For each key, the value of `_grants` when it was last served, or when it began to wait."""
         self._grants = 0
 
     def order(self, keys: Iterable[Key]) -> list[Key]:

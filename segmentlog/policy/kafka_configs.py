@@ -3,7 +3,7 @@
 Most settings are also keys of the engine. A few are translated to one (`flush.ms`, `compression.gzip.level`). The
 rest concern replication, or mechanisms that segmentlog does not have: their values are checked by Kafka's rules, and
 have no effect. DescribeConfigs documents that, and returns the effective value. `without_effect` lists these settings
-for the log. Any other key is refused.
+for a log message. Any other key is refused.
 """
 
 from __future__ import annotations

@@ -147,8 +147,8 @@ def review_answer(
 ) -> AnswerVerdict:  # fmt: skip
     """Decide at a follower about the answer to ``fetch``: append, truncate, or ignore (R10).
 
-    ``term`` is the follower's own. ``known`` is its high watermark: a truncation stays above it, unless the document's
-    ``forced_term`` is newer, because a forced leader may lack records below it. ``divergence`` is the answer of a
+    ``term`` is the follower's own. ``known`` is its high watermark. A truncation never goes below it, except after a
+    newer ``forced_term`` in the document: a forced leader may lack records below it. ``divergence`` is the answer of a
     leader whose log differs; None if the answer has records.
     """
     if not is_current_answer(replica, term, history, fetch):

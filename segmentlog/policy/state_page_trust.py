@@ -2,16 +2,16 @@
 
     the page                                    the files                        decision
     is of another boot or folder, or damaged    any                              distrusted
-    was not in the kernel's memory ever since   any                              distrusted: it may be any earlier
-    it was created                                                               version
+    has left the kernel's memory since it was   any                              distrusted: it may be any earlier
+    created                                                                      version
     records a rewrite of the log, or a failed   any                              trusted: a recovery starts at
     fsync                                                                        the end that the page records
     has another epoch than the checkpoint, or   any                              distrusted: page or checkpoint was
     a higher ceiling                                                             restored from elsewhere
     records an end after the end of the         active segment shorter           distrusted: the same reason
     active segment
-    records an end at which an intact batch     active segment longer, no        distrusted: the same reason
-    continues the log                           running append
+    records an end that an intact batch         active segment longer, no        distrusted: the same reason
+    follows                                     running append
     none of these                               agree with the page              trusted
 
 If the page is distrusted, the partition is recovered as after a machine crash: the log resumes at the

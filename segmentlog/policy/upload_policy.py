@@ -207,8 +207,8 @@ def _has_to_wait(segment: LocalSegment, piece: Piece, room_bytes: int) -> bool:
 
 
 def _min_end_offset(local: LocalLog, shipped: ShippedPartition) -> int:
-    """Return the end offset that a new entry must reach: the end offset of ``shipped``, or a lower log end in a newer
-    epoch.
+    """Return the end offset that a new entry must reach: that of ``shipped``, or the log end if a newer epoch has a
+    lower one.
     """
     given_up = local.epochs[-1].epoch > shipped.epoch
     return min(shipped.end_offset, local.end_offset) if given_up else shipped.end_offset
@@ -310,10 +310,10 @@ def _is_extension(
 
 
 def is_untouched(log_end_offset: int, requested_offset: int, offset_grant: int) -> bool:
-    """Return whether no append was tried since a takeover: the log resumed at the end of its grant.
+    """Return whether no append was tried since a takeover, after which the log continues at the end of the old grant.
 
-    Such a log needs no offsets until an append requests them. The next takeover or restore would skip all offsets of a
-    grant, used or not. A partition that was just added has a grant of 0 offsets, and gets more without a request.
+    Such a log gets no new grant until an append requests one, because the next takeover or restore would skip all
+    offsets of the grant. A partition that was just added has a grant of 0 offsets, and gets more without a request.
     """
     return requested_offset == log_end_offset == offset_grant > 0
 

@@ -40,7 +40,7 @@ logger = logging.getLogger("segmentlog.server")
 _KEPT_BYTES: Final = 16 << 20
 _FILE_BYTES: Final = 32 << 20
 _REMEMBERED: Final = 32 << 10
-"""Maximum number of batch keys that were requested once, and of log positions whose batch is in the cache."""
+"""Maximum length of two lists: keys of batches that were requested once; log positions whose batch is in the cache."""
 _SPARED_S: Final = 300.0
 """A file that a request used within this time is not deleted for other batches."""
 _SHARE_KEPT: Final = 8

@@ -113,6 +113,9 @@ class KafkaConnection:
             return StepResult.ENDED
 
     def _step(self) -> StepResult:
+        """Return STAYS while the client sends nothing, and ENDED when the connection ends. Return NEEDS_THREAD if the
+        next request may block, if a large request is arriving, or if responses wait for the client or for records.
+        """
         frames, responses = self.frames, self.responses
         while not self.is_closed:
             try:

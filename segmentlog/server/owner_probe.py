@@ -27,8 +27,8 @@ from segmentlog.server.handlers.api_versions import OWNER_PROBE, owner_feature
 CYCLE_S: Final = 1.0
 """Longest time that one call of a probe takes."""
 TIMEOUT_S: Final = 4.0
-"""Time for an answer, half of the silence after which a standby takes over by default. A call returns earlier, and a
-later call finds the answer: an owner that is slow is not an owner that is gone."""
+"""Time for an answer: half of the silence after which a standby takes over by default. A call does not wait that long.
+A later call reads the answer, so that a slow owner does not count as silent."""
 _FIRST_S: Final = 0.25
 """Time for the node that answered last time, before all others are probed, too. A healthy owner then gets one
 connection each cycle, and not one for each of its workers."""

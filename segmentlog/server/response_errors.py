@@ -19,7 +19,7 @@ class _Plan(NamedTuple):
 
 
 _PLANS: Final[dict[type, _Plan | None]] = {}
-"""By class of response, built on first use. None if the response has no error codes."""
+"""Where the error codes of a class of responses are, found at first use; None without any."""
 
 
 def collect_error_codes(response: msgspec.Struct) -> list[int]:

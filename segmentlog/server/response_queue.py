@@ -17,7 +17,7 @@ from segmentlog.server.transport import Buffer, Transport
 _WAITING_MAX: Final = 128
 """Limit of queued responses; at the limit the connection reads no more requests."""
 _TOGETHER_BYTES: Final = 64 << 10
-"""A response up to this size waits for the responses to requests that arrived together with its request."""
+"""Maximum size of a response that is sent together with those to requests that arrived at the same time."""
 
 
 class PendingResponse:

@@ -38,6 +38,7 @@ class KafkaWorker:
         authorizer = OpenAuthorizer() if security.acls is None else Authorizer(security.acls)
         self.broker = Broker(store, cluster, settings, authorizer)
         door, users = _connection_security(security, host)
+        # Each of these calls reads its file again if the file has changed.
         self._refreshers: list[Callable[[], object]] = [authorizer.refresh]
         if users is not None:
             self._refreshers.append(users.version)

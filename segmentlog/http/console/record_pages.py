@@ -86,7 +86,7 @@ class RecordPages:
             "together_max": _TOGETHER_MAX,
             "go_on": self._go_on(request, found) if found and not found.is_complete else None,
             "command": self._console.command(
-                request, *_words(topic, numbers, at, params, limit, isolation, begins if at == "key" else None)
+                request, *_command_words(topic, numbers, at, params, limit, isolation, begins if at == "key" else None)
             ),
         }  # fmt: skip
         return self._console.render(request, "records.html", 422 if errors else 200, nav="topics", **values)
@@ -312,12 +312,13 @@ def _filter_words(params: Any) -> list[str]:
     return [word for name, text in _filled_in(params).items() for word in (_FILTERS[name], text)]
 
 
-def _words(
+def _command_words(
     topic: Topic, numbers: list[int], at: str, params: Any, limit: int, isolation: Isolation,
     begins: dict[int, int] | None,
 ) -> list[object]:  # fmt: skip
-    """Return the command that prints the records of a page.
+    """Return the words of the command that prints the records of a page.
 
+    ``at`` is the place that the form selects: "end", "start", "key", or another one, which its field ``where`` names.
     ``begins`` is the result of a search by key, if there was one.
     """
     filters = _filter_words(params)

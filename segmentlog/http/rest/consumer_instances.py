@@ -32,7 +32,7 @@ logger = logging.getLogger("segmentlog.http")
 
 INSTANCE_TIMEOUT_S: Final = 300.0
 INSTANCES_MAX: Final = 200
-"""Each instance keeps files open."""
+"""Maximum number of instances: each keeps files open."""
 _SWEEP_S: Final = 0.5
 
 _Key = tuple["Principal", str, str]

@@ -71,7 +71,7 @@ class InstanceReader:
         """Subscribe to these topics, or to those that match a pattern, instead of the previous ones."""
         if self._chosen:
             raise illegal_state(
-                "the consumer has assigned partitions and cannot subscribe; delete the subscription first"
+                "the consumer has assigned partitions and cannot subscribe; DELETE its subscription first"
             )
         compiled = None
         if pattern is not None:

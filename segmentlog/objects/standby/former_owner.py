@@ -48,7 +48,7 @@ _KEPT: Final = MACHINE_FILES | {REPLICA_FILE, SHIP_FILE, ADMINISTRATION_FILE}
 """Names that stay in the folder: those of the machine, and the locks."""
 
 _LOGGED_MAX: Final = 100
-"""The log names so many ranges of offsets that were not shipped."""
+"""Maximum number of ranges of unshipped offsets that log messages list."""
 
 logger = logging.getLogger("segmentlog")
 
@@ -103,7 +103,7 @@ def set_aside_former_store(bucket: Bucket, fs: FileSystem, path: str, clock: Clo
 
 
 def _foreign_names(fs: FileSystem, path: str, names: Iterable[str], manifest: Manifest) -> list[str]:
-    """Return the names in the folder that neither belong to the store or the machine, nor are in the replica's way."""
+    """Return the names of foreign files in the folder that may stay: the replica needs none of these names."""
     topics = {topic.name for topic in manifest.topics}
     return [
         name

@@ -13,8 +13,8 @@ continues in the right role.
     none                         nothing            a store              owner: the first machine
     none                         nothing            empty                waiting for the first machine
 
-The binding of an abandoned takeover stays in the replica: its conditional put may still reach the manifest, after any
-time. This machine is the owner then, and the binding is the only proof.
+The binding of an abandoned takeover stays in the replica. The conditional put of that takeover may still arrive,
+however late, and make this machine the owner. Then only the binding proves it.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def _make_replica(bucket: Bucket, fs: FileSystem, path: str, manifest: Manifest)
 
 
 def _content(bucket: Bucket, manifest: Manifest) -> dict[str, object]:
-    """Content of the mark of a replica or restore of the whole store."""
+    """Return the content of the file that marks a folder as a replica or an unfinished restore of the whole store."""
     return {"url": bucket.url, "store_id": manifest.store_id, "topics": []}
 
 

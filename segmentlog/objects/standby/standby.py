@@ -202,7 +202,7 @@ class Standby:
         return self._describe_owner(done.manifest, reason)
 
     def _describe_owner(self, manifest: Manifest, reason: str) -> StandbyStatus:
-        """Return the status of this machine as the owner, which counts as an owner that has answered it."""
+        """Return the status of this machine as the owner. The owner counts as one that has answered this machine."""
         self._watch.answered_owner = manifest.owner.id
         return self._describe(manifest, Role.OWNER, reason)
 
