@@ -33,16 +33,15 @@ from segmentlog.objects.standby.status import StandbyStatus, read_standby_status
 from segmentlog.security.listen_rules import start_listening
 from segmentlog.server.addresses import cluster_id_of
 from segmentlog.server.owner_probe import OwnerProbe
-from segmentlog.server.supervisor import FINISH_S, HEARTBEAT_S, ServerPlan, StandbyProcesses
+from segmentlog.server.supervisor import HEARTBEAT_S, ServerPlan, StandbyProcesses
 from segmentlog.server.worker import KafkaWorker
 from segmentlog.server.worker_cluster import STANDBY_ID, WorkerCluster, WorkerNode
-from segmentlog.server.worker_lifecycle import StopSignal, send_heartbeats, stop_with_supervisor
+from segmentlog.server.worker_lifecycle import StopSignal, send_heartbeats, serve_until_stopped, stop_with_supervisor
 from segmentlog.storage.fs import FileSystem
 
 logger = logging.getLogger("segmentlog.server")
 
 _POLL_S: Final = 0.2
-_LOCKED_OUT_S: Final = 10.0
 _LONG_S: Final = 10.0
 """A warning is logged if the object store has not answered for this long. A request fails only after a minute."""
 _UNKNOWN_ROLE: Final = "the role of this machine is not known until the object store answers"
@@ -185,32 +184,14 @@ def run_standby_worker(
         settings = msgspec.structs.replace(plan.settings, auto_create=False, allowed_hosts=names)
         cluster_id = cluster_id_of(store.store_id)
         worker = KafkaWorker(store, sockets, _owner_cluster(plan.path, cluster_id), settings, plan.security, plan.host)
-        metrics = None
-        if plan.metrics is not None:
-            from segmentlog.server.metrics import MetricsServer
-
-            host, port = plan.metrics
-            metrics = MetricsServer(worker, host, port + number - 1 if port else 0, is_first=number == 1)
-        address = None if metrics is None else metrics.address
 
         def status() -> dict[str, object]:
-            worker.refresh()
             worker.broker.cluster = _owner_cluster(plan.path, cluster_id)
-            return {
-                "connections": worker.listener.connection_count,
-                "metrics": address,
-                **worker.broker.meter.totals(),
-            }
+            return {}
 
         for sock in sockets:
             start_listening(sock)
-        worker.start()
-        try:
-            send_heartbeats(stop, status_fd, lambda: worker.is_healthy(_LOCKED_OUT_S), status)
-        finally:
-            worker.close(FINISH_S)
-            if metrics is not None:
-                metrics.close()
+        serve_until_stopped(worker, plan, number, stop, status_fd, status)
 
 
 def wait_for_replica(path: str, stop: StopSignal, status_fd: int) -> bool:

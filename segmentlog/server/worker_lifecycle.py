@@ -1,4 +1,4 @@
-"""Send heartbeats of a child process to the supervisor, and stop it on SIGTERM or when the supervisor ends."""
+"""Run a child process: serve, send heartbeats to the supervisor, and stop on SIGTERM or when the supervisor ends."""
 
 from __future__ import annotations
 
@@ -10,8 +10,13 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
+from typing import Final
 
-from segmentlog.server.supervisor import FINISH_S, HEARTBEAT_S
+from segmentlog.server.supervisor import FINISH_S, HEARTBEAT_S, ServerPlan
+from segmentlog.server.worker import KafkaWorker
+
+_LOCKED_OUT_S: Final = 10.0
+"""A worker that waits longer for a lock of its requests sends no heartbeat."""
 
 
 class StopSignal:
@@ -73,3 +78,38 @@ def send_heartbeats(
             with contextlib.suppress(OSError):
                 os.write(status_fd, json.dumps({"ready": True, **status()}).encode() + b"\n")
         stop.wait(HEARTBEAT_S)
+
+
+def serve_until_stopped(
+    worker: KafkaWorker, plan: ServerPlan, number: int, stop: StopSignal, status_fd: int,
+    status: Callable[[], Mapping[str, object]],
+) -> None:  # fmt: skip
+    """Serve with ``worker`` until the stop is requested, with metrics if the plan has them. Then close ``worker``.
+
+    ``status`` is called before each heartbeat, and returns what the heartbeat reports besides the worker's own figures.
+    """
+    metrics = None
+    if plan.metrics is not None:
+        from segmentlog.server.metrics import MetricsServer
+
+        host, port = plan.metrics
+        metrics = MetricsServer(worker, host, port + number - 1 if port else 0, is_first=number == 1)
+    address = None if metrics is None else metrics.address
+
+    def whole_status() -> dict[str, object]:
+        worker.refresh()
+        return {
+            "connections": worker.listener.connection_count,
+            "metrics": address,
+            **status(),
+            **worker.broker.meter.totals(),
+        }
+
+    worker.start()
+    try:
+        # No heartbeat while a lock that requests need is stuck: the supervisor then restarts the worker.
+        send_heartbeats(stop, status_fd, lambda: worker.is_healthy(_LOCKED_OUT_S), whole_status)
+    finally:
+        worker.close(FINISH_S)
+        if metrics is not None:
+            metrics.close()

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import socket
-from typing import Final
 
 import segmentlog
 from segmentlog.server.addresses import cluster_id_of
-from segmentlog.server.supervisor import FINISH_S, ServerPlan
+from segmentlog.server.supervisor import ServerPlan
 from segmentlog.server.worker import KafkaWorker
 from segmentlog.server.worker_cluster import WorkerCluster, WorkerNode
-from segmentlog.server.worker_lifecycle import send_heartbeats, stop_with_supervisor
-
-_LOCKED_OUT_S: Final = 10.0
+from segmentlog.server.worker_lifecycle import serve_until_stopped, stop_with_supervisor
 
 
 def run(
@@ -25,28 +22,8 @@ def run(
             store.shipping.set_heartbeat(plan.standby.settings.heartbeat_ms)
         cluster = WorkerCluster(cluster_id_of(store.store_id), nodes, number)
         worker = KafkaWorker(store, sockets, cluster, plan.settings, plan.security, plan.host)
-        metrics = None
-        if plan.metrics is not None:
-            from segmentlog.server.metrics import MetricsServer
-
-            host, port = plan.metrics
-            metrics = MetricsServer(worker, host, port + number - 1 if port else 0, is_first=number == 1)
-        address = None if metrics is None else metrics.address
 
         def status() -> dict[str, object]:
-            worker.refresh()
-            return {
-                "connections": worker.listener.connection_count,
-                "metrics": address,
-                "new_owner": "" if plan.standby is None else worker.broker.new_owner,
-                **worker.broker.meter.totals(),
-            }
+            return {"new_owner": "" if plan.standby is None else worker.broker.new_owner}
 
-        worker.start()
-        try:
-            # No heartbeat while a lock that requests need is stuck: the supervisor then restarts the worker.
-            send_heartbeats(stop, status_fd, lambda: worker.is_healthy(_LOCKED_OUT_S), status)
-        finally:
-            worker.close(FINISH_S)
-            if metrics is not None:
-                metrics.close()
+        serve_until_stopped(worker, plan, number, stop, status_fd, status)
