@@ -16,7 +16,10 @@ _ROW = "append lists, keyed, uncompressed"
 
 
 def _worktrees_in(folder: Path) -> list[str]:
-    """The repository's worktrees below a folder. Other processes may add and remove worktrees elsewhere meanwhile."""
+    """Return the repository's worktrees below a folder.
+
+    Other processes may add and remove worktrees elsewhere meanwhile.
+    """
     command = ["git", "-C", str(TREE), "worktree", "list", "--porcelain"]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     return [line for line in lines if line.startswith(f"worktree {folder.resolve()}/")]
@@ -24,7 +27,7 @@ def _worktrees_in(folder: Path) -> list[str]:
 
 @pytest.fixture
 def checkout() -> None:
-    """Skips where there is no repository: in a tree that came as an archive."""
+    """Skip the test in a tree that came as an archive: there is no repository."""
     if not (TREE / ".git").exists():
         pytest.skip("not a checkout")
 
@@ -102,7 +105,7 @@ def test_a_revision_against_itself(
 
 @pytest.mark.usefixtures("checkout")
 def test_an_interruption_removes_the_worktree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C in the middle leaves neither a worktree nor a folder."""
+    """Ctrl-C in the middle removes the worktree and its folder."""
 
     def interrupted(tree: Path, *rest: object) -> None:
         assert (tree / "segmentlog").is_dir()

@@ -104,7 +104,7 @@ def _is_behind(row: PeerRow) -> bool:
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in (*EMBEDDED, REDIS, OURS, OURS_UNCOMPRESSED)])
 def test_servers(tmp_path: Path, name: str) -> None:
-    """Those that need a server, where there is one: started, killed, found as they were, and stopped."""
+    """Each system with an available server is started, killed, found with its records, and stopped."""
     try:
         system_class(name).version()
     except (Unavailable, ImportError) as error:
@@ -176,7 +176,7 @@ def test_rows_of_other_sizes_do_not_join(tmp_path: Path) -> None:
 
 
 def test_ecosystem(tmp_path: Path) -> None:
-    """Of the rows that need no Java: each says what it measured, and a page is made of it."""
+    """The rows that need no Java each report a measurement, and the bench makes a page of them."""
     rows = "transactions,rebalance/consumer"
     options = ["--tiny", "--rounds", "1", "--systems", OURS, "--out", str(tmp_path)]
     run("ecosystem", *options, "--rows", rows)
@@ -205,7 +205,9 @@ def test_ratios_are_of_the_same_round() -> None:
 
 
 def test_what_there_is_not(tmp_path: Path) -> None:
-    """Names that are not there are told with those that are; a folder without results as well."""
+    """An error about an unknown name lists the known names, and an error about a folder without results names the
+    folder.
+    """
     command = [sys.executable, "-m", "bench.peers", "--systems", "LMDB,Sqlite"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 2

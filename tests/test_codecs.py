@@ -1,4 +1,4 @@
-"""Codecs: what goes in comes out, what is wrong is told."""
+"""Codecs: values survive a round trip, and wrong values raise errors."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ SAMPLES = [
 @pytest.mark.parametrize("make", [json_codec, msgpack_codec])
 @pytest.mark.parametrize(("kind", "value"), SAMPLES, ids=lambda one: getattr(one, "__name__", ""))
 def test_what_is_written_is_read(make: object, kind: object, value: object) -> None:
-    """Of each kind of type, in both formats; a tombstone stays one."""
+    """Each kind of type survives both formats; a tombstone stays a tombstone."""
     codec = make() if kind is None else make(kind)  # type: ignore[operator]
     data = codec.serialize("t", [value, None, value])
     assert data[1] is None
@@ -59,7 +59,7 @@ def test_what_is_written_is_read(make: object, kind: object, value: object) -> N
 @pytest.mark.parametrize("make", [json_codec, msgpack_codec])
 @pytest.mark.parametrize("kind", [Click, Order, User])
 def test_what_is_of_another_type_is_refused(make: object, kind: object) -> None:
-    """When it is read: a field is missing, or it is no document at all."""
+    """Reading raises an error for a missing field and for bytes that are not a document."""
     codec: Codec[object] = make(kind)  # type: ignore[operator]
     other = make().serialize("t", [{"name": 3}])  # type: ignore[operator]
     for data in (other, [b"\xff{"], [b""]):

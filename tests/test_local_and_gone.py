@@ -33,7 +33,7 @@ def _three(path: Path, clock: FakeClock, **options: Any) -> LogStore:
 
 
 def test_a_failed_partition_does_not_keep_others_from_being_flushed(tmp_path: Path) -> None:
-    """The one that stands first fails: those behind it are fsynced by the same tick, and health tells of it alone."""
+    """If the first partition fails, the same tick syncs the later ones, and `health()` reports only the failed one."""
     clock = FakeClock()
     with _three(tmp_path, clock) as store:
         logs = [store.topic(name).partition(0) for name in "abc"]
@@ -50,7 +50,9 @@ def test_a_failed_partition_does_not_keep_others_from_being_flushed(tmp_path: Pa
 def test_a_local_error_in_the_background_is_told_once_and_tried_again(
     tmp_path: Path, number: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """And forgotten once it is gone: the next tick flushes, without anything being opened anew."""
+    """An error is logged once and cleared once its cause is gone: the next tick flushes with the files
+    that are open.
+    """
     clock = FakeClock()
     with _three(tmp_path, clock) as store:
         logs = [store.topic(name).partition(0) for name in "abc"]
@@ -117,7 +119,9 @@ def _two(tmp_path: Path) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize("threads", [1, 4])
 def test_a_record_that_another_process_dropped_is_not_acknowledged_as_durable(tmp_path: Path, threads: int) -> None:
-    """Its offset lies below the durable one, in another epoch: who waits is told that the record is gone."""
+    """Its offset is below the durable one, in another epoch: the process that waits gets an error that the record is
+    gone.
+    """
     log, other = _two(tmp_path)
     place = log._appender.place
     dropped = threading.Event()
@@ -157,7 +161,9 @@ def test_a_record_that_another_process_dropped_is_not_acknowledged_as_durable(tm
 
 
 def test_a_recovery_by_another_process_drops_what_was_not_whole(tmp_path: Path) -> None:
-    """An fsync failed there, the log was opened anew and ended before this process's record: it is told so."""
+    """After a failed fsync, the log was reopened, and ended before this process's record: the append
+    raises an error.
+    """
     log, other = _two(tmp_path)
     place = log._appender.place
 
@@ -208,7 +214,7 @@ def test_deliveries_and_transactions_tell_what_was_dropped(tmp_path: Path) -> No
 
 
 def test_a_checkpoint_that_is_lost_while_live_is_written_from_memory(tmp_path: Path) -> None:
-    """Both slots go bad under a process: the next change of the checkpoint forgets no loss, no epoch and no ceiling."""
+    """Both slots go bad while a process runs: its next change of the checkpoint keeps losses, epochs and ceiling."""
     log = open_log(tmp_path)
     log.append([b"%d" % number for number in range(10)], ack="durable")
     log.truncate(5)
@@ -235,7 +241,9 @@ def test_a_checkpoint_that_is_lost_while_live_is_written_from_memory(tmp_path: P
 
 
 def test_a_lost_checkpoint_that_nobody_knows_is_told(tmp_path: Path) -> None:
-    """A process that never read it does not begin with a blank one; appending goes on, below the ceiling."""
+    """A process that never read the checkpoint does not replace it with an empty one; appends below the ceiling
+    succeed.
+    """
     log = open_log(tmp_path)
     log.append([b"1"] * 5, ack="durable")
     log.truncate(3)
@@ -344,7 +352,7 @@ def test_a_failed_fsync_while_a_write_is_taken_back_fails_the_partition(tmp_path
 
 
 def test_a_failed_fsync_while_a_dead_processs_write_is_cut_off_fails_the_partition(tmp_path: Path) -> None:
-    """The same, where a process died in an append and another one settles it."""
+    """The same holds if a process died during an append and another one truncates its bytes."""
     fs = FaultyFileSystem()
     log = open_log(tmp_path, fs=fs)
     log.append([b"1"])
@@ -359,7 +367,7 @@ def test_a_failed_fsync_while_a_dead_processs_write_is_cut_off_fails_the_partiti
 
 
 def test_a_wall_clock_that_jumps_ends_no_transaction(tmp_path: Path) -> None:
-    """What a transaction may take is measured by the monotonic clock."""
+    """The monotonic clock measures the timeout of a transaction."""
     clock = FakeClock()
     with LogStore(tmp_path, background=False, clock=clock) as store:
         store.create_topic("t")
@@ -397,7 +405,9 @@ def test_a_wall_clock_that_jumps_makes_no_producer_forgotten(tmp_path: Path) -> 
 
 
 def test_a_wall_clock_that_jumps_makes_no_position_forgotten(tmp_path: Path) -> None:
-    """Of a group that nobody is a member of just now; nor does the clock's way back keep retention from its rounds."""
+    """The offsets of a group without members survive a jump of the clock, and retention keeps its ticks when the clock
+    goes back.
+    """
     clock = FakeClock()
     with LogStore(tmp_path, background=False, clock=clock) as store:
         store.create_topic("t").partition(0).append([b"1"] * 5)
@@ -447,7 +457,7 @@ def test_whether_an_instance_lives_is_seen_without_a_right_to_write(tmp_path: Pa
 
 
 def test_one_producers_trouble_does_not_keep_others_transactions_from_their_end(tmp_path: Path) -> None:
-    """Its fence cannot be opened, say: the others are finished, and health tells of it."""
+    """If a producer's fence cannot be opened, the other transactions are ended, and `health()` reports the error."""
     clock = FakeClock()
     with LogStore(tmp_path, background=False, clock=clock) as store:
         store.create_topic("t")

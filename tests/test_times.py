@@ -51,7 +51,9 @@ def test_datetimes_are_timestamps(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_what_is_no_time_is_refused(tmp_path: Path, wrong: object) -> None:
-    """Before the year 1, after 64 bits of microseconds, the millisecond that stands for none, and what is no time."""
+    """Each of these values is refused: before the year 1, beyond 64 bits of microseconds, the "no timestamp" value,
+    other types.
+    """
     with segmentlog.open(tmp_path / "store", background=False) as store:
         log = store.create_topic("t").partition(0)
         with pytest.raises(InvalidRecord, match="timestamps"):
@@ -128,7 +130,7 @@ def test_timedeltas_are_durations() -> None:
 
 @pytest.mark.parametrize("wrong", [timedelta(microseconds=1), timedelta(days=-1), 1.5, [], b"7d"])
 def test_other_durations_are_refused(wrong: object) -> None:
-    """Parts of a millisecond, the past, and what is no duration."""
+    """Parts of a millisecond, negative durations and other types raise `InvalidConfig`."""
     for key in ("retention_ms", "fsync"):
         with pytest.raises(InvalidConfig):
             TopicConfig.from_mapping({key: wrong})
@@ -174,7 +176,7 @@ def test_a_start_within_a_millisecond_finds_the_record_of_that_moment(tmp_path: 
 
 
 class _NaT(datetime):
-    """As pandas' NaT: a datetime that equals nothing, and has no zone."""
+    """A datetime that equals no other one and has no zone, like pandas' NaT."""
 
     def __eq__(self, other: object) -> bool:
         return False
@@ -220,7 +222,7 @@ def test_what_is_no_time_is_refused_by_name(tmp_path: Path, wrong: Any) -> None:
     ],
 )
 def test_places_before_1970(text: str) -> None:
-    """``--from 0001-01-01`` is a time, and not a place that nobody understands."""
+    """``--from 0001-01-01`` is a time, not an invalid position."""
     kind, number = parse_start_position(text, AT_MS)
     assert kind == "time"
     assert -(2**63) <= number <= -60_000
@@ -228,7 +230,7 @@ def test_places_before_1970(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["9999-12-31T23:59:59.999999", "9999-12-31T23:59:59-23:59"])
 def test_places_in_the_far_future(text: str) -> None:
-    """Likewise at the other end of the calendar."""
+    """Dates at the other end of the calendar are times, too."""
     kind, number = parse_start_position(text, AT_MS)
     assert kind == "time"
     assert number >= milliseconds_of(datetime(9999, 12, 30, tzinfo=UTC))
@@ -298,7 +300,10 @@ def test_retention_counts_from_the_write_of_segments_of_before_1970(tmp_path: Pa
 
 
 def test_compaction_of_records_of_before_1970(tmp_path: Path) -> None:
-    """The last record of each key stays, with its timestamp; `record.ttl.ms` counts from it, but not from none."""
+    """The last record of each key stays, with its timestamp.
+
+    `record.ttl.ms` counts from a timestamp, if there is one.
+    """
     with segmentlog.open(tmp_path / "store", background=False) as store:
         log = store.create_topic("t", cleanup_policy="compact", segment_records=4).partition(0)
         log.append([b"a1", b"b1", b"n1", b"a2"], [b"a", b"b", b"n", b"a"], [MOON_MS, MOON_MS - 1, -1, MOON_MS + 2])

@@ -43,14 +43,14 @@ each_layout = pytest.mark.parametrize("kind", ONE_OF_EACH)
 
 @pytest.fixture
 def store(tmp_path: Path) -> LogStore:
-    """With topic t, empty."""
+    """Return a store with an empty topic t."""
     made = opened(LogStore(tmp_path / "store", background=False, fs=NoSyncFileSystem()))
     made.create_topic("t")
     return made
 
 
 def check(error: UnreadableBatch, log: Partition) -> None:
-    """It names the batch of offsets [1, 4), why it cannot be read, and what to do."""
+    """Check that the error names the offsets [1, 4) of the batch, the reason, and the remedy."""
     assert (error.offset, error.next_offset, error.record_count) == (1, 1 + COUNT, COUNT)
     if error.path:
         assert Path(error.path).parent == Path(log.folder)
@@ -252,7 +252,7 @@ def test_a_member_of_a_group_that_skips_it_commits_behind_it(store: LogStore) ->
 
 @each_layout
 def test_an_asynchronous_consumer_hands_out_what_comes_before_it(store: LogStore, kind: str) -> None:
-    """What was fetched together with the batch is not lost: it comes first, then the error, then what follows."""
+    """The consumer returns the records fetched before the batch, then raises the error, then returns the rest."""
     log = store.open_partition("t", 0)
     append_around(log, kind)
 
@@ -424,7 +424,9 @@ def test_damage_and_an_unreadable_batch(store: LogStore) -> None:
 
 @each_layout
 def test_http(store: LogStore, kind: str) -> None:
-    """REST names it without the store's place, and goes on where it is asked to; the console shows the rest."""
+    """REST names the batch without its path, and continues at a requested offset; the console shows the
+    other records.
+    """
     append_around(store.open_partition("t", 0), kind)
     body = {"content-type": "application/vnd.kafka.v2+json"}
     accept = {"accept": "application/vnd.kafka.binary.v2+json"}
@@ -454,7 +456,7 @@ def test_http(store: LogStore, kind: str) -> None:
 
 @pytest.fixture
 def client(store: LogStore) -> Iterator[WireClient]:
-    """Of a server of the store."""
+    """Yield a client of a server of the store."""
     with Server(
         store, host="127.0.0.1", port=0, advertise=None, settings=ServerSettings(), security=Security(),
         owns_store=False,
@@ -516,7 +518,7 @@ def test_the_error_stands_for_itself() -> None:
 
 @pytest.mark.parametrize("spoil", ["unreadable", "damaged"])
 def test_a_page_of_records_ends_before_it(store: LogStore, spoil: str) -> None:
-    """Pages and lines have the records before the fault; the request that begins at it gets the reason."""
+    """A page of records ends before the batch, and the request that begins at the batch gets the reason."""
     log = store.open_partition("t", 0)
     log.append([b"before"])
     log.append([b"spoilt"]) if spoil == "damaged" else append_unreadable(log)
