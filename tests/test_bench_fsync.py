@@ -159,7 +159,7 @@ def test_without_matplotlib_it_says_how_to_get_it(
 def test_the_grid_is_whole_and_always_in_the_same_order() -> None:
     """Every combination is a cell once.
 
-    A cell that does not fit on the disk is named, and is not run with less data.
+    A cell that does not fit on the disk is named; the bench does not shrink it.
     """
     cells = fsync.all_cells()
     assert len(set(cells)) == len(cells) == 6 * 4 * 3 * 4

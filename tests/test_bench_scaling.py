@@ -100,9 +100,7 @@ def test_points_are_taken_in_the_order_of_their_axis() -> None:
 
 
 def test_a_reason_is_told_for_the_shape_that_it_explains() -> None:
-    """The text gives a reason for opening that takes longer with more partitions; opening that takes less has no
-    reason.
-    """
+    """The text gives a reason where opening takes longer with more partitions, and none where it takes less."""
     rising, falling = (_only(_curve(*values, figure="open")) for values in ((1, 10, 100), (100, 10, 1)))
     assert "one after the other" in rising.text
     assert falling.text == falling.title + "."

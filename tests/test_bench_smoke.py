@@ -205,9 +205,7 @@ def test_ratios_are_of_the_same_round() -> None:
 
 
 def test_what_there_is_not(tmp_path: Path) -> None:
-    """An error about an unknown name lists the known names, and an error about a folder without results names the
-    folder.
-    """
+    """Errors about an unknown name list the known names; an error about a folder without results names it."""
     command = [sys.executable, "-m", "bench.peers", "--systems", "LMDB,Sqlite"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 2

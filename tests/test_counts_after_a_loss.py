@@ -28,9 +28,7 @@ GROUP = "billing"
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[LogStore]:
-    """Yield a restored store: 73 records in words/0, which the group has read, none in words/1; a lost
-    range in each.
-    """
+    """Yield a restored store: 73 records in words/0, all read by the group, none in words/1; each has a lost range."""
     bucket = f"file://{tmp_path}/bucket"
     with segmentlog.open(tmp_path / "first", background=False) as first:
         first.create_topic("words", 2).partition(0).append([b"%d" % number for number in range(RECORDS)])

@@ -70,9 +70,7 @@ def _checkpoint_is_clean(folder: Path) -> bool:
 
 @pytest.mark.parametrize("background", [True, False], ids=["threads", "no threads"])
 def test_dropped_stores_are_closed_cleanly(tmp_path: Path, background: bool) -> None:
-    """All descriptors and threads of dropped stores end, appended records are on disk, and a warning
-    names each store.
-    """
+    """All descriptors and threads of dropped stores end, appended records are on disk, and a warning names each."""
     before = _threads()
     stores = [segmentlog.open(tmp_path / str(number), background=background) for number in range(5)]
     for store in stores:

@@ -136,9 +136,7 @@ def test_a_zombie_is_fenced(store: LogStore) -> None:
 
 
 def test_a_hung_producer_is_timed_out(store: LogStore, clock: FakeClock) -> None:
-    """After transaction.timeout.ms, the transaction is aborted and its producer fenced, so that others
-    need not wait.
-    """
+    """After transaction.timeout.ms, the transaction is aborted and its producer fenced: others need not wait."""
     hung = store.producer(name="hung", linger_ms=0, transaction_timeout_ms=1000)
     hung.begin_transaction()
     hung.send_many("a", [b"hung"])
@@ -174,9 +172,7 @@ def test_a_dead_producer_is_aborted_at_once(store: LogStore) -> None:
 
 @pytest.mark.parametrize("outcome", ["commit", "abort"])
 def test_a_decision_survives_its_coordinator(store: LogStore, tmp_path: Path, clock: FakeClock, outcome: str) -> None:
-    """A coordinator dies between PrepareCommit and CompleteCommit: the next process that opens the store writes the
-    markers.
-    """
+    """A coordinator dies between PrepareCommit and CompleteCommit: the next opening of the store writes the markers."""
 
     def die() -> None:
         producer = store.producer(name="dies", linger_ms=0)
@@ -233,9 +229,7 @@ def test_interleaved_transactions_wait_for_the_first(store: LogStore) -> None:
 
 @pytest.mark.parametrize("outcome", ["commit", "abort"])
 def test_a_transaction_spans_segments(store: LogStore, tmp_path: Path, clock: FakeClock, outcome: str) -> None:
-    """A transaction has its data and its marker in different segments, also for a process that opens the
-    store later.
-    """
+    """A transaction has its data and its marker in different segments, also after a restart."""
     store.create_topic("rolls", segment_records=3)
     with store.producer(linger_ms=0) as producer:
         producer.begin_transaction()

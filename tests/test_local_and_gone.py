@@ -50,9 +50,7 @@ def test_a_failed_partition_does_not_keep_others_from_being_flushed(tmp_path: Pa
 def test_a_local_error_in_the_background_is_told_once_and_tried_again(
     tmp_path: Path, number: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An error is logged once and cleared once its cause is gone: the next tick flushes with the files
-    that are open.
-    """
+    """An error is logged once and cleared once its cause is gone: the next tick flushes with the open files."""
     clock = FakeClock()
     with _three(tmp_path, clock) as store:
         logs = [store.topic(name).partition(0) for name in "abc"]
@@ -119,9 +117,7 @@ def _two(tmp_path: Path) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize("threads", [1, 4])
 def test_a_record_that_another_process_dropped_is_not_acknowledged_as_durable(tmp_path: Path, threads: int) -> None:
-    """Its offset is below the durable one, in another epoch: the process that waits gets an error that the record is
-    gone.
-    """
+    """Its offset is below the durable one, but in another epoch: the waiting process gets an error."""
     log, other = _two(tmp_path)
     place = log._appender.place
     dropped = threading.Event()
@@ -161,9 +157,7 @@ def test_a_record_that_another_process_dropped_is_not_acknowledged_as_durable(tm
 
 
 def test_a_recovery_by_another_process_drops_what_was_not_whole(tmp_path: Path) -> None:
-    """After a failed fsync, the log was reopened, and ended before this process's record: the append
-    raises an error.
-    """
+    """After a failed fsync, the log was reopened and ended before this process's record: the append raises."""
     log, other = _two(tmp_path)
     place = log._appender.place
 
@@ -241,9 +235,7 @@ def test_a_checkpoint_that_is_lost_while_live_is_written_from_memory(tmp_path: P
 
 
 def test_a_lost_checkpoint_that_nobody_knows_is_told(tmp_path: Path) -> None:
-    """A process that never read the checkpoint does not replace it with an empty one; appends below the ceiling
-    succeed.
-    """
+    """A process that never read the checkpoint does not replace it by an empty one; it appends below the ceiling."""
     log = open_log(tmp_path)
     log.append([b"1"] * 5, ack="durable")
     log.truncate(3)
@@ -352,7 +344,7 @@ def test_a_failed_fsync_while_a_write_is_taken_back_fails_the_partition(tmp_path
 
 
 def test_a_failed_fsync_while_a_dead_processs_write_is_cut_off_fails_the_partition(tmp_path: Path) -> None:
-    """The same holds if a process died during an append and another one truncates its bytes."""
+    """If a process died during an append, the same holds for the process that truncates its bytes."""
     fs = FaultyFileSystem()
     log = open_log(tmp_path, fs=fs)
     log.append([b"1"])
@@ -405,9 +397,7 @@ def test_a_wall_clock_that_jumps_makes_no_producer_forgotten(tmp_path: Path) -> 
 
 
 def test_a_wall_clock_that_jumps_makes_no_position_forgotten(tmp_path: Path) -> None:
-    """The offsets of a group without members survive a jump of the clock, and retention keeps its ticks when the clock
-    goes back.
-    """
+    """A group without members keeps its offsets when the clock jumps, and retention runs when it jumps back."""
     clock = FakeClock()
     with LogStore(tmp_path, background=False, clock=clock) as store:
         store.create_topic("t").partition(0).append([b"1"] * 5)

@@ -116,9 +116,7 @@ def run(script: str, *paths: Path) -> str:
 
 @pytest.mark.parametrize("stores", [1, 2])
 def test_a_want_of_descriptors_is_no_failed_fsync(tmp_path: Path, stores: int) -> None:
-    """Idle partitions of any store close their descriptors; a call that gets no descriptor raises, other processes
-    work.
-    """
+    """Idle partitions of any store close descriptors; a call that gets none raises, and other processes work."""
     paths = [tmp_path / str(number) for number in range(stores)]
     opened = [segmentlog.open(path, background=False) for path in paths]
     logs = [store.create_topic("t", partitions=30, compression_type="none").partition(0) for store in opened]

@@ -183,9 +183,7 @@ class NetworkDisk(FileSystem):
 def test_another_machine_that_writes_is_warned_about(
     folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A machine writes its name into the store and removes it on close; a machine that finds another name logs a
-    warning.
-    """
+    """A machine writes its name into the store until it closes it; a machine that finds another name warns."""
     monkeypatch.setattr("platform.node", lambda: "alpha")
     first = LogStore(folder, fs=NetworkDisk(), background=False)
     assert any("network file system (nfs4)" in line for line in caplog.messages)

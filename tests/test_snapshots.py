@@ -352,7 +352,7 @@ def test_the_collector_runs_in_between() -> None:
 def test_partitions_are_opened_while_those_are_listed_that_are_open(tmp_path: Path, name: str) -> None:
     """Another thread, simulated by a finalizer, opens partitions during the listing.
 
-    It shows partitions that were open before.
+    The listing shows the partitions that were open before.
     """
     store = opened(LogStore(tmp_path / "store", background=False, fs=NoSyncFileSystem()))
     for log in store.create_topic("t", 20).partitions():

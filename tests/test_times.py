@@ -51,9 +51,7 @@ def test_datetimes_are_timestamps(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_what_is_no_time_is_refused(tmp_path: Path, wrong: object) -> None:
-    """Each of these values is refused: before the year 1, beyond 64 bits of microseconds, the "no timestamp" value,
-    other types.
-    """
+    """Years before 1, more than 64 bits of microseconds, the "no timestamp" value, and other types are refused."""
     with segmentlog.open(tmp_path / "store", background=False) as store:
         log = store.create_topic("t").partition(0)
         with pytest.raises(InvalidRecord, match="timestamps"):

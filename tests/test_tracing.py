@@ -215,9 +215,7 @@ assert not any(name.startswith("opentelemetry") for name in sys.modules)
 
 
 def test_without_the_package(tmp_path: Path) -> None:
-    """Without OpenTelemetry nothing of it is loaded, and the error for a program that asks for tracing says what to
-    install.
-    """
+    """Without OpenTelemetry the package loads, and an error says how to install it."""
     done = subprocess.run(
         [sys.executable, "-c", _WITHOUT, str(tmp_path / "s")], capture_output=True, text=True, check=True
     )

@@ -424,9 +424,7 @@ def test_damage_and_an_unreadable_batch(store: LogStore) -> None:
 
 @each_layout
 def test_http(store: LogStore, kind: str) -> None:
-    """REST names the batch without its path, and continues at a requested offset; the console shows the
-    other records.
-    """
+    """REST names the batch without its path, and continues at a requested offset; the console shows the rest."""
     append_around(store.open_partition("t", 0), kind)
     body = {"content-type": "application/vnd.kafka.v2+json"}
     accept = {"accept": "application/vnd.kafka.binary.v2+json"}

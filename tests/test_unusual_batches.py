@@ -182,9 +182,7 @@ def test_the_server_takes_it_and_hands_it_on(store: LogStore, server: Server) ->
     ids=len,
 )
 def test_gzip_that_is_cut_short_or_followed_by_garbage(stored: bytes) -> None:
-    """Bytes after a gzip member are refused unless they are another member or zeros: they may be the
-    rest of records.
-    """
+    """Only members and zeros may follow a gzip member: other bytes may be the rest of records."""
     with pytest.raises(ValueError, match="gzip"):
         decompress_records(CODECS["gzip"], memoryview(stored), 1 << 20)
 
@@ -196,9 +194,7 @@ def test_a_window_beyond_128_mib() -> None:
 
 
 def test_members_without_end_take_time_and_memory_of_their_size() -> None:
-    """A million bytes of empty members, and members that exceed the bound together, take time and memory
-    of their size.
-    """
+    """Many empty members, and members that exceed the bound together, take time and memory of their size."""
     tracemalloc.start()
     try:
         empty = gzip.compress(b"") * 50_000

@@ -1,6 +1,4 @@
-"""A store that the user may read but not write can be read; a write raises an error with the path and
-the permission.
-"""
+"""A store that the user may read but not write can be read; a write raises an error with path and permission."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def values(path: Path | str, topic: str = "words") -> list[bytes | None]:
 
 
 def check_told(err: str, status: int, told: str) -> None:
-    """One line of error, after click's usage when the status is 2, that holds what it should."""
+    """Check that the error is one line with this text, after click's usage if the status is 2."""
     assert "Traceback" not in err
     errors = [line for line in err.splitlines() if line.lower().startswith("error: ")]
     assert len(errors) == 1, err

@@ -121,7 +121,7 @@ def test_wrong_usage_is_told_in_a_line(
 
 
 def test_no_store_is_told_in_a_line(call: Run) -> None:
-    """Reading a store that does not exist causes an error, and creates no store."""
+    """Reading a store that does not exist raises an error, and does not create the store."""
     status, _, err = call("topics")
     assert status == 1
     assert "no store" in err
@@ -227,7 +227,7 @@ def test_upkeep(call: Run, lines: str) -> None:
 
 
 def test_damage_is_found_repaired_and_dumped(call: Run, tmp_path: Path) -> None:
-    """verify finds a flipped byte, consume stops at it or skips it, and repair removes only its batch."""
+    """verify finds a flipped byte, consume stops at the damage or skips it, and repair removes only its batch."""
     call("create", "t", "--segment-bytes", "2000")
     (tmp_path / "numbers").write_bytes(b"".join(b"%d\n" % number for number in range(500)))
     call("produce", "--batch-size", "20", "t", str(tmp_path / "numbers"))

@@ -229,7 +229,7 @@ def test_what_waits_in_a_closed_pipe_is_not_consumed(long: Path, taken_bytes: in
 
 
 def read_line(fd: int) -> bytes:
-    """One line, and not a byte of the next one."""
+    """Read one line, and no byte of the next one."""
     line = b""
     while not line.endswith(b"\n"):
         line += os.read(fd, 1)
@@ -237,12 +237,12 @@ def read_line(fd: int) -> bytes:
 
 
 def in_pipe(fd: int) -> int:
-    """How many bytes wait in a pipe."""
+    """Return the number of bytes in a pipe."""
     return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
 def rests(fd: int, seconds: float = 0.3) -> bool:
-    """Whether nothing is written to a pipe for a while: it is full, or the writer has nothing more, or is patient."""
+    """Return whether the content of a pipe stays the same for a while: it is full, or its writer is done or waits."""
     before = in_pipe(fd)
     time.sleep(seconds)
     return in_pipe(fd) == before

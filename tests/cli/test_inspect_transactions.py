@@ -61,7 +61,7 @@ def inspected(folder: Path, fs: NoSyncFileSystem | None = None) -> PartitionFind
 
 
 def told(folder: Path) -> list[Finding]:
-    """Everything worse than a note."""
+    """Return all findings that are worse than a note."""
     return [one for one in inspected(folder).findings if one.severity != "note"]
 
 
@@ -212,7 +212,7 @@ def test_what_a_power_cut_leaves_is_no_damage(seed: int) -> None:
 
 
 def check_simulated(fs: Any, folder: str, config: TopicConfig) -> None:
-    """Nothing is found but what a crash cuts short; lists of aborts are never fsynced."""
+    """Check that every finding is one that a crash explains; lists of aborted transactions are never fsynced."""
     found = inspect_partition(fs, folder, "t", 0, config, Tally())
     excused = ("truncated by a crash", "intact batches follow")
     wrong = [one for one in found.findings if one.severity != "note" and not any(text in one.what for text in excused)]
@@ -479,7 +479,7 @@ def test_a_last_stable_offset_that_is_wrong(tmp_path: Path) -> None:
 
 
 def test_words_of_the_state_page(tmp_path: Path) -> None:
-    """Repair corrects a state page that says that there are no producers, or no aborts."""
+    """Repair corrects a state page that denies producers or aborted transactions that exist."""
     log = sample(tmp_path)
     words = log.handle.page.words
     words[ABORTS_WORD] = 0

@@ -29,7 +29,7 @@ PLENTY = 1 << 20
 
 
 def records_of(log: Partition) -> list[Kept]:
-    """All records of a log."""
+    """Return all records of a log."""
     return [
         Kept(one.offset, one.key, one.value, one.timestamp, one.headers)
         for batch in log.read(log.log_start_offset)
@@ -55,7 +55,7 @@ def expected_groups(
 
 
 def sealed_end(log: Partition) -> int:
-    """Where the active segment begins."""
+    """Return the base offset of the active segment."""
     return log.segments()[-1].base_offset
 
 

@@ -40,7 +40,7 @@ def held(store: Path, topic: str = "t") -> dict[int, list[bytes]]:
 
 
 def count(store: Path) -> int:
-    """How many records the topic holds."""
+    """Return the number of records in the topic."""
     with segmentlog.open(store, read_only=True) as opened:
         return sum(log.log_end_offset for log in opened.topic("t").partitions())
 
@@ -51,7 +51,7 @@ def has_sent(store: Path, target: int, process: subprocess.Popen[bytes]) -> bool
 
 
 def check_each_once(store: Path, wanted: list[bytes]) -> None:
-    """Each value is there once, and those of a partition in the order of the input."""
+    """Check that each value is stored once, and that each partition keeps the order of the input."""
     found = held(store)
     assert sorted(value for values in found.values() for value in values) == sorted(wanted)
     place = {value: number for number, value in enumerate(wanted)}

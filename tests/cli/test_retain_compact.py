@@ -63,7 +63,7 @@ def call(store: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
 
 
 def contents(store: Path) -> dict[str, tuple[bytes, int]]:
-    """Every file of a store, with when it was written to."""
+    """Return every file of a store, with its modification time."""
     return {
         str(path.relative_to(store)): (path.read_bytes(), path.stat().st_mtime_ns)
         for path in store.rglob("*")
@@ -92,7 +92,7 @@ def documents(lines: list[str]) -> list[dict[str, Any]]:
 
 
 def count(store: Path, topic: str) -> int:
-    """How many records a topic holds."""
+    """Return the number of records in a topic."""
     with segmentlog.open(store, read_only=True) as opened:
         return sum(len(batch) for batch in opened.consumer(topic).batches())
 

@@ -51,7 +51,7 @@ class Program:
 
 @pytest.fixture
 def program(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Program:
-    """On a store that is not there yet."""
+    """Return the program, with a store that does not exist yet."""
     return Program(tmp_path, capfd)
 
 

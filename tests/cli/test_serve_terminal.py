@@ -72,7 +72,7 @@ class _Terminal:
 
 @contextlib.contextmanager
 def on_terminal(store: Path, *arguments: str, **options: Any) -> Iterator[_Terminal]:
-    """One that is closed at the end."""
+    """Yield a server on a terminal, and close it at the end."""
     terminal = _Terminal(store, *arguments, **options)
     try:
         yield terminal

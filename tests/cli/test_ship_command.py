@@ -53,7 +53,7 @@ class Shell:
 
 @pytest.fixture
 def shell(tmp_path: Path) -> Shell:
-    """With a topic of three words."""
+    """Return a shell with a topic of three words."""
     made = Shell(tmp_path)
     made.run("create", "words")
     made.run("produce", "words", stdin="one\ntwo\nthree\n")

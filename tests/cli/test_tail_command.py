@@ -30,7 +30,7 @@ def path_of(store: segmentlog.LogStore) -> Path:
 
 
 def wake_ups(process: subprocess.Popen[bytes]) -> int:
-    """How often the threads of a process have waited for something so far."""
+    """Return how often the threads of a process have waited so far."""
     tasks = Path(f"/proc/{process.pid}/task").iterdir()
     lines = [line for task in tasks for line in (task / "status").read_text().splitlines()]
     return sum(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches"))

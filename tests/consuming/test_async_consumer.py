@@ -53,7 +53,7 @@ async def _take(consumer: Any, count: int) -> list[Record]:
 
 
 def _is_whole(records: list[Record]) -> bool:
-    """Each once, in order within its partition."""
+    """Return whether each record of both partitions is there once, in the order of its partition."""
     return all(
         [record.offset for record in records if record.partition == number] == list(range(100)) for number in range(2)
     )
@@ -137,7 +137,7 @@ def test_a_seek_drops_what_was_fetched(store: LogStore) -> None:
 def test_a_seek_while_something_is_fetched_counts(
     store: LogStore, monkeypatch: pytest.MonkeyPatch, is_trimmed: bool
 ) -> None:
-    """This also holds if there are no records, or if another task took the fetched ones meanwhile."""
+    """This also holds if the fetch returns nothing, or if another task took the fetched records meanwhile."""
     with store.producer() as producer:
         producer.begin_transaction()
         producer.send_many("t", [b"never"] * 10, partition=0)

@@ -344,7 +344,7 @@ def test_wakeup_ends_an_iteration_that_waits(store: LogStore) -> None:
 
 
 def test_close_from_another_thread_ends_it_without_an_error(store: LogStore) -> None:
-    """Whatever the follower is doing, it ends, and iterating again raises `StoreClosed`."""
+    """The follower ends in every state, and another iteration raises `StoreClosed`."""
     for attempt in range(60):
         consumer = store.consumer("b", follow=True)
         follower = _Follower(consumer)

@@ -38,7 +38,7 @@ def cli(store: Path, *arguments: str, stdin: bytes = b"") -> subprocess.Complete
 
 
 def content(store: Path, topic: str) -> list[tuple[Any, ...]]:
-    """Everything of a topic but the offsets."""
+    """Return the records of a topic without their offsets."""
     with segmentlog.open(store, create=False, read_only=True) as opened:
         return [(one.key, one.value, one.timestamp, one.headers) for one in opened.consumer(topic)]
 
@@ -185,7 +185,7 @@ class There:
 
 @pytest.fixture(scope="module")
 def there(tmp_path_factory: pytest.TempPathFactory) -> There:
-    """Where trips begin."""
+    """Return the folder where round trips start."""
     return There(tmp_path_factory.mktemp("there"))
 
 
@@ -282,7 +282,7 @@ def test_a_value_that_json_has_not_is_told(fields: FieldNames) -> None:
 
 def test_nanoseconds_become_text(there: There) -> None:
     """As part of a value times and durations in nanoseconds are JSON text, whatever pyarrow makes of them."""
-    pytest.importorskip("pandas")  # without pandas, pyarrow has no type for them and reports that
+    pytest.importorskip("pandas")  # needs pandas: pyarrow has a type for them only with it
     import pyarrow as pa
     import pyarrow.parquet as pq
 

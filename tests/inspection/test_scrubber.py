@@ -54,7 +54,7 @@ def scrub_round(store: LogStore) -> None:
 
 
 def sealed(store: LogStore) -> list[Path]:
-    """The segments that the scrubber is to look at."""
+    """Return the segments that the scrubber checks."""
     return log_files(Path(store.path) / "t" / "0")[:-1]
 
 

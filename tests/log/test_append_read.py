@@ -51,7 +51,7 @@ def test_every_column_comes_back(tmp_path: Path) -> None:
 
 
 def test_records_without_a_timestamp_get_the_clocks(tmp_path: Path) -> None:
-    """No timestamps means now, and no keys and headers means none."""
+    """Without timestamps, records get the current time; without keys and headers, they have none."""
     clock = FakeClock()
     partition = open_log(tmp_path, clock=clock)
     partition.append([b"a"])

@@ -95,7 +95,7 @@ def test_every_segment_that_an_fsync_may_have_failed_on_is_written_anew(tmp_path
 
 
 def _steps(tmp_path: Path, method: str, work: Callable[[Partition], object], **settings: Any) -> int:
-    """How often ``work`` calls ``method``."""
+    """Return how often ``work`` calls ``method``."""
     fs = FaultyFileSystem()
     partition = open_log(tmp_path / f"count-{method}", fs=fs, background=True, **settings)
     partition.append([b"before"])

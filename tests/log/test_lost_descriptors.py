@@ -1,4 +1,4 @@
-"""An error at any call leaves no descriptor open that no object owns."""
+"""After an error at any call, every open descriptor has an owner."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CONFIG = {"segment_records": 4, "index_interval_bytes": 1, "cleanup_policy": "co
 
 
 def _work(process: SimulatedProcess) -> None:
-    """Everything that opens files, each step whatever became of the others; closed in the end."""
+    """Do everything that opens files, continue after errors, and close all at the end."""
     config = TopicConfig.from_mapping(CONFIG)
     log: Partition | None = None
 

@@ -663,7 +663,7 @@ def _append_numbered(store: LogStore, name: str, count: int) -> None:
 
 
 def _headers_read(log: Partition) -> int:
-    """How many headers it took to know the producers."""
+    """Return the number of headers that were read to restore the producers."""
     with log._known_producers() as states:
         return states._unsnapshotted
 

@@ -51,7 +51,7 @@ class Logs:
 
 @pytest.fixture
 def clock() -> FakeClock:
-    """One for the test and its log."""
+    """Return a clock for the test and its log."""
     return FakeClock()
 
 
@@ -62,7 +62,7 @@ def logs(tmp_path: Path, clock: FakeClock) -> Logs:
 
 
 def starts(log: Partition) -> list[int]:
-    """Base offsets of the segments."""
+    """Return the base offsets of the segments."""
     return [segment.base_offset for segment in log.segments()]
 
 
@@ -368,7 +368,7 @@ def test_a_power_cut_in_the_middle_brings_nothing_back() -> None:
 @pytest.mark.parametrize("start", [6, 10, 11, 15])
 @pytest.mark.parametrize("synced", [0, 4, 9])
 def test_a_deleted_segment_that_a_power_cut_brings_back_is_none_of_the_log(start: int, synced: int) -> None:
-    """Never synced and then trimmed, its bytes may be anything: they are not read, and are not damage.
+    """A trimmed segment that was never synced may hold any bytes. They are not read, and are not damage.
 
     The log may also have lost the segment after it, which showed where it ends.
     """

@@ -34,7 +34,7 @@ def _all(members: Collection[str], topics: list[str]) -> dict[str, list[str]]:
 
 
 def _moved(before: Assigned, after: Assigned) -> int:
-    """How many partitions that had an owner have another one now."""
+    """Return how many owned partitions have another owner now."""
     owner = {tp: member for member, partitions in before.items() for tp in partitions}
     return sum(owner.get(tp, member) != member for member, partitions in after.items() for tp in partitions)
 
@@ -44,7 +44,7 @@ def _moved(before: Assigned, after: Assigned) -> int:
 def test_every_partition_has_exactly_one_reader(
     strategy: str, members: dict[str, set[str]], counts: dict[str, int], data: st.DataObject
 ) -> None:
-    """Whatever was before: each partition somebody subscribes to goes to one of those, none to anybody else."""
+    """With any previous assignment, each subscribed partition has one reader, a member that subscribed to it."""
     previous = data.draw(st.dictionaries(st.sampled_from([*members, "stranger"]), _ANY_PARTITIONS))
     found = assign(strategy, members, counts, previous)
     assert list(found) == sorted(members)

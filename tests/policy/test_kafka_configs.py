@@ -16,7 +16,7 @@ NO_NUMBERS: Final = ("", "x", "1.5", "1e3", "0x10", "1 0", "--1")
 NO_FLAGS: Final = ("", "maybe", "1", "yes")
 NO_REPLICAS: Final = ("x", "1", "0:1,*", "-1:2", "0:1:2", "none")
 
-# What Kafka 4.4.0 answers (its LogConfig was asked): (values that it takes, values that it refuses).
+# Answers of Kafka 4.4.0 (its LogConfig was asked): (values that it accepts, values that it refuses).
 KAFKA: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "cleanup.policy": (("", "delete", "compact", "compact,delete", "delete, compact"), ("none", "delete;compact")),
     "compression.gzip.level": (("-1", "1", "9"), ("0", "10", "-2", *NO_NUMBERS)),
@@ -90,12 +90,12 @@ REFUSED: Final = [(name, value) for name, (_, refused) in KAFKA.items() for valu
 
 
 def config_of(name: str, value: str) -> TopicConfig:
-    """The settings of a new topic that is given this one."""
+    """Return the settings of a new topic that is created with this one."""
     return TopicConfig.from_mapping(to_engine({name: value}))
 
 
 def described(config: TopicConfig) -> dict[str, str | None]:
-    """Every setting, as a client is told it."""
+    """Return every setting as a client sees it."""
     return {entry.name: entry.value for entry in describe(config)}
 
 
@@ -108,7 +108,7 @@ def test_every_setting_of_kafkas_is_in_the_table() -> None:
 
 @pytest.mark.parametrize(("name", "value"), [*TAKEN, *TAKEN_HERE])
 def test_a_right_value_has_its_effect_or_is_reported_to_have_none(name: str, value: str) -> None:
-    """Never neither: what is described afterwards is the value, or else the log says why it is not."""
+    """The described value is the new one, or the log says why it has no effect."""
     config = config_of(name, value)
     before, after = described(TopicConfig()), described(config)
     ineffective = without_effect({name: value}, config, is_shipped=True)
@@ -208,6 +208,6 @@ def test_unknown_settings() -> None:
 
 @pytest.mark.parametrize("name", KAFKA)
 def test_a_reset_gives_the_default_back(name: str) -> None:
-    """Of every setting, whatever it was."""
+    """A reset of any setting restores the default."""
     config = config_of(name, KAFKA[name][0][-1])
     assert config.replace(to_engine({}, config, [name])) == TopicConfig()

@@ -77,7 +77,7 @@ def test_steps(
 
 
 def test_who_waits_holds_nothing_of_it() -> None:
-    """What is held is what is assigned, and what has not been let go of."""
+    """A member holds its assigned partitions, and those that it has not released yet."""
     assert Holding(assigned=_of(A)).held == _of(A)
     assert _revoking(5, _of(A), _of(B)).held == _of(A, B)
     assert Holding().held == NOTHING

@@ -208,7 +208,7 @@ _NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=
 
 @st.composite
 def rules(draw: st.DrawFn) -> Rule:
-    """Any rule that Kafka's tools could make."""
+    """Draw any rule that Kafka's tools could create."""
     resource_type = draw(st.sampled_from(ResourceType))
     operation = draw(st.sampled_from([Operation.ALL, *SUPPORTED[resource_type]]))
     pattern, name = draw(st.sampled_from(Pattern)), draw(_TOPICS if resource_type is TOPIC else _NAMES)

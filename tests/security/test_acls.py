@@ -28,7 +28,7 @@ Make = Callable[..., Authorizer]
 
 @pytest.fixture
 def make(tmp_path: Path) -> Make:
-    """An authorizer by lines of a file, which is looked at whenever it is asked."""
+    """Return a function that writes rules and returns their authorizer, which reads the file at every decision."""
     return partial(write_rules, tmp_path)
 
 
@@ -54,7 +54,7 @@ def make(tmp_path: Path) -> Make:
         (["allow User:ann read group:t"], "t", ""),
         (["allow User:ann read,write topic:t", "deny User:ann write topic:t"], "t", "read describe"),
         (["deny User:ann write topic:t", "allow User:ann read,write topic:t"], "t", "read describe"),
-        # A rule that denies to describe does not deny to read, nor the other way round.
+        # A rule that denies DESCRIBE does not deny READ, and a rule that denies READ does not deny DESCRIBE.
         (["allow User:ann read topic:t", "deny User:ann describe topic:t"], "t", "read"),
         (["allow User:ann read,describe topic:t", "deny User:ann read topic:t"], "t", "describe"),
         (["allow User:ann read topic:t", "deny User:* all topic:t"], "t", ""),
@@ -157,7 +157,7 @@ _RULES = st.builds(
 def naive(
     rules: list[Rule], principal: Principal, host: str, operation: Operation, kind: ResourceType, name: str
 ) -> bool:
-    """Every rule, one after the other, by the sentences of Kafka's documentation."""
+    """Apply every rule in turn, by the sentences of Kafka's documentation."""
 
     def applies(rule: Rule) -> bool:
         about = rule.name in (name, "*") if rule.pattern is Pattern.LITERAL else name.startswith(rule.name)

@@ -40,7 +40,7 @@ def authority() -> trustme.CA:
 
 
 def accepts(authority: trustme.CA, own: Pair, host: str) -> bool:
-    """Whether OpenSSL, as a client that connects to that host, accepts the certificate."""
+    """Return whether OpenSSL, as a client that connects to that host, accepts the certificate."""
     client = ssl.create_default_context()
     authority.configure_trust(client)
     ours, theirs = socket.socketpair()

@@ -45,14 +45,14 @@ def client_ca(tmp_path: Path, authority: trustme.CA) -> str:
 
 
 def client_context(authority: trustme.CA) -> ssl.SSLContext:
-    """A client that checks the server, and has no certificate yet."""
+    """Return a context of a client that checks the server, without a certificate of its own."""
     context = ssl.create_default_context()
     authority.configure_trust(context)
     return context
 
 
 def connect(context: ssl.SSLContext, client: ssl.SSLContext) -> tuple[Principal | None, bytes]:
-    """One connection: (who the server says it is, the server's certificate). Raises what either side does."""
+    """Open a connection and return (the client's principal, the server's certificate). Raises errors of both sides."""
     ours, theirs = socket.socketpair()
     found: list[Principal | None] = []
     errors: list[BaseException] = []

@@ -65,12 +65,12 @@ def served(store: LogStore, own: Pair, advertise: str | None = "localhost:9092",
 
 
 def port_of(server: Server) -> int:
-    """Where it listens, whatever it advertises."""
+    """Return the port on which the server listens, which may differ from the advertised one."""
     return int(server.worker.listener._sockets[0].getsockname()[1])
 
 
 def connect(server: Server, context: ssl.SSLContext, name: str = "localhost") -> None:
-    """One try of a client, which may fail at either side."""
+    """Try to connect once; either side may fail."""
     with (
         contextlib.suppress(OSError),
         socket.create_connection(("127.0.0.1", port_of(server)), WAIT_S) as sock,

@@ -20,7 +20,7 @@ from segmentlog.storage.fs import FileSystem
 
 @pytest.fixture
 def path(tmp_path: Path) -> str:
-    """Where a users file may be made."""
+    """Return a path for a users file."""
     return str(tmp_path / "users.json")
 
 
@@ -300,7 +300,7 @@ class _Failing(FileSystem):
 
 @pytest.mark.parametrize("fails_at", [1, 2, 3])
 def test_a_write_that_fails_leaves_the_old_file(path: str, fails_at: int) -> None:
-    """Only the lock file remains beside it."""
+    """Only the lock file remains next to it."""
     add_user(path, "ann", "pw", iterations=4096)
     before = Path(path).read_bytes()
     with pytest.raises(OSError, match="Input"):
@@ -310,7 +310,7 @@ def test_a_write_that_fails_leaves_the_old_file(path: str, fails_at: int) -> Non
 
 
 def test_what_a_killed_process_left_is_used_up(path: str) -> None:
-    """Its half-written file is neither believed nor in the way."""
+    """The half-written file of a killed process is ignored, and the next write replaces it."""
     add_user(path, "ann", "pw", iterations=4096)
     leftover = Path(path + ".tmp")
     leftover.write_text("{half")
@@ -352,7 +352,7 @@ def known_parts(credential: users_module.Credential) -> tuple[bytes, bytes, byte
 
 
 def test_a_change_is_logged_with_counts(path: str, caplog: pytest.LogCaptureFixture) -> None:
-    """How many users came, went and got another password; no name, no salt and no key."""
+    """The log line counts added, removed and changed users; it has no name, salt or key."""
     caplog.set_level(logging.INFO, "segmentlog.server")
     for name in ("ann", "bob", "zoe"):
         add_user(path, name, "secret", iterations=4096)

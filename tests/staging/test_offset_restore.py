@@ -55,7 +55,7 @@ def stage(path: Path, rows: Sequence[Row], *, size_bytes: int = 100, config: Top
 
 
 def read(log: Partition) -> list[Row]:
-    """All that is in the log."""
+    """Return all records of the log."""
     found: list[Row] = []
     for batch in log.read(log.log_start_offset):
         found += zip(

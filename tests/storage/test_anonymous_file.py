@@ -19,7 +19,7 @@ class FullFileSystem(FileSystem):
 
     @staticmethod
     def pwritev(fd: int, buffers: Sequence[Buffer], position: int) -> int:
-        """No room."""
+        """Fail as if the disk was full."""
         raise OSError(errno.ENOSPC, "no room")
 
 

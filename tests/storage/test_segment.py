@@ -25,7 +25,7 @@ def active_in(folder: Path, fs: FileSystem, limit: int = LIMIT, *, create: bool 
 
 
 def size_of(segment: ActiveSegment) -> int:
-    """How long the file is, allocated space included."""
+    """Return the size of the file, preallocated space included."""
     return os.path.getsize(segment.path)
 
 
@@ -74,7 +74,7 @@ def test_writing_where_space_is_allocated_asks_for_nothing(tmp_path):
 
 
 def writes_of(fs: FaultyFileSystem) -> int:
-    """How often was written since the last look."""
+    """Return the number of writes since the previous call."""
     count = sum(name == "pwritev" for name, _ in fs.calls)
     fs.calls.clear()
     return count

@@ -21,7 +21,7 @@ LONG_S = 3_600.0
 
 @pytest.fixture
 def watch() -> Iterator[Watch]:
-    """A watch as the system has it."""
+    """Yield a watch that uses inotify if the system has it."""
     watch = Watch()
     yield watch
     watch.close()
@@ -29,7 +29,7 @@ def watch() -> Iterator[Watch]:
 
 @pytest.fixture
 def polling(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
-    """A watch where the system has no inotify to spare."""
+    """Yield a watch for which the system has no inotify instance left."""
     monkeypatch.setattr(watch_module, "_inotify_init", lambda: -1)
     watch = Watch()
     yield watch

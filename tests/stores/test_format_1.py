@@ -1,4 +1,4 @@
-"""Stores that a release of format 1 made: `make_format_1` tells what is in them. They are never made again."""
+"""Stores that a release of format 1 created: `make_format_1` describes their content. They are never created again."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ NAMES = sorted(path.name.removesuffix(".tar.gz") for path in STORES.glob("*.tar.
 
 
 def expected(name: str, how: str) -> dict[str, Any]:
-    """What the release that made a store found in it."""
+    """Return the content of a store as the release that created it read it."""
     document = json.loads((STORES / f"{name}.json").read_text())
     found: dict[str, Any] = document[how] or document["read_only"]
     return found
 
 
 def bytes_of(path: Path) -> dict[str, bytes]:
-    """Every file of a store."""
+    """Return every file of a store."""
     return {str(one.relative_to(path)): one.read_bytes() for one in sorted(path.rglob("*")) if one.is_file()}
 
 
 def damage_in(path: Path) -> list[str]:
-    """What `verify` would call damage."""
+    """Return the findings of `verify` that are damage."""
     return [str(one) for one in inspect_store(str(path)) if one.severity == "damage"]
 
 
@@ -48,19 +48,19 @@ def recover_all(store: LogStore) -> None:
 
 @pytest.fixture(params=NAMES)
 def name(request: pytest.FixtureRequest) -> str:
-    """Of a store."""
+    """Return the name of a store."""
     assert isinstance(request.param, str)
     return request.param
 
 
 @pytest.fixture
 def path(tmp_path: Path, name: str) -> Path:
-    """The store, as it was made."""
+    """Return the unpacked store."""
     return unpack(STORES / f"{name}.tar.gz", tmp_path / "store")
 
 
 def test_there_are_stores() -> None:
-    """The others are not green because they had nothing to open."""
+    """The stores exist: the other tests do not pass only because they had nothing to open."""
     assert NAMES == ["closed", "killed", "lost"]
 
 
@@ -74,7 +74,7 @@ def test_opens_as_it_is(path: Path, name: str) -> None:
 
 
 def test_opens_for_writing(path: Path, name: str) -> None:
-    """What it holds is there afterwards, was decided as it had to be, and goes on; once more after a close."""
+    """The store has its content, its transactions are ended rightly, and appends continue, also after a close."""
     wanted = expected(name, "written")
     with open_fixed(path) as store:
         recover_all(store)
@@ -98,12 +98,12 @@ def test_opens_for_writing(path: Path, name: str) -> None:
 
 
 def formats(path: Path) -> list[int]:
-    """Of the store, and of each topic."""
+    """Return the format numbers of the store and of each topic."""
     return [json.loads(one.read_text())["format"] for one in (path / "store.json", *sorted(path.glob("*/topic.json")))]
 
 
 def words(path: Path) -> dict[str, tuple[int, int]]:
-    """The words of every state page by which processes of the release of before are told."""
+    """Return the words of every state page that show its format to processes of the previous release."""
     found = {}
     for file in sorted(path.glob("*/*/state")):
         page = np.frombuffer(file.read_bytes(), np.uint64)
@@ -112,7 +112,7 @@ def words(path: Path) -> dict[str, tuple[int, int]]:
 
 
 def logs(path: Path) -> dict[str, bytes]:
-    """Every byte of the records."""
+    """Return every byte of the records."""
     return {name: data for name, data in bytes_of(path).items() if name.endswith(".log")}
 
 
@@ -139,7 +139,9 @@ def test_opening_for_writing_upgrades(path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["killed", "lost"], indirect=True)
 def test_an_upgrade_that_was_killed_is_finished(path: Path, name: str, tmp_path: Path) -> None:
-    """At any call: no page says so before every file does; whoever opens it next finds what was there."""
+    """A kill at any call: no state page has the new format before all files have, and the next opening finds all
+    content.
+    """
     wanted = expected(name, "written")
     before, records = words(path), logs(path)
     stride = 1 if name == "lost" else 9  # this one has few files: every call is tried

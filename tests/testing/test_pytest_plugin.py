@@ -17,7 +17,7 @@ _PLUGIN = "segmentlog.testing.pytest_plugin"
 
 @pytest.fixture
 def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
-    """With no plugin that is not named: the installed package may be another one than what is tested."""
+    """Load only the named plugin: the installed package may be another one than the tested one."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.setenv("PYTHONPATH", str(_ROOT))
     monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
@@ -30,7 +30,7 @@ def _stores(pytester: pytest.Pytester) -> list[Path]:
 
 
 def test_it_is_registered_and_costs_nothing() -> None:
-    """The package brings it along; a run that does not use it imports neither numpy nor the engine for it."""
+    """The package registers the plugin, and a run that does not use it does not import numpy or the engine."""
     setup = configparser.ConfigParser()
     setup.read(_ROOT / "setup.cfg")
     assert setup["options.entry_points"]["pytest11"].split() == ["segmentlog", "=", _PLUGIN]
@@ -92,7 +92,7 @@ def test_a_server_for_each_test(run: pytest.Pytester) -> None:
 
 
 def test_the_folder_of_a_failure_is_kept(run: pytest.Pytester) -> None:
-    """It is told how to look into it; it goes when the test passed, also where the run ends at the first failure."""
+    """The report says how to inspect the folder. The folder of a test that passed is deleted, also after `-x`."""
     run.makepyfile(
         """
         def test_passes(segmentlog_server, segmentlog_topic):

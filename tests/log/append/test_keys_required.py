@@ -1,4 +1,4 @@
-"""A compacted topic takes no record without a key."""
+"""Records of a compacted topic must have keys."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ RECORDS = [Sent(b"k%d" % n, b"value %d" % n, NOW_MS + n, (("h", b"%d" % n),)) fo
 
 
 def seen(log: Partition, **options: Any) -> list[tuple[int, Sent]]:
-    """Every record, as the library reads it."""
+    """Return every record as the library reads it."""
     return [
         (one.offset, Sent(one.key, one.value, one.timestamp, one.headers))
         for batch in log.read(log.log_start_offset, **options)

@@ -35,7 +35,7 @@ from segmentlog.testing.simulated_disk import CrashPoint
 
 @pytest.fixture
 def clock() -> FakeClock:
-    """One for all processes of a test."""
+    """Return a clock for all processes of a test."""
     return FakeClock()
 
 
@@ -52,7 +52,7 @@ class Logs:
         return open_log(self.folder, fs=fs, clock=self.clock, **self.settings)
 
     def put(self, log: Partition, *records: str, roll: bool = True) -> None:
-        """One append a record ``key=value``, or ``key!`` for a tombstone; then the segment is sealed."""
+        """Append each record ``key=value``, or ``key!`` for a tombstone, by itself; then seal the segment."""
         for record in records:
             key, _, value = record.partition("=")
             is_tombstone = record.endswith("!")
@@ -77,7 +77,7 @@ def logs(tmp_path: Path, clock: FakeClock, request: pytest.FixtureRequest) -> Lo
 
 
 def shown(log: Partition, start: int | None = None) -> list[str]:
-    """Every record as ``offset:key=value``."""
+    """Return every record as ``offset:key=value``."""
     return [
         f"{one.offset}:{(one.key or b'').decode()}{'!' if one.value is None else '=' + one.value.decode()}"
         for one in contents(log, start)

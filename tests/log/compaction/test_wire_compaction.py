@@ -61,7 +61,7 @@ def served(log: Partition) -> list[tuple[int, Sent]]:
 
 
 def seen(log: Partition) -> list[tuple[int, Sent]]:
-    """Every record as the library reads it."""
+    """Return every record as the library reads it."""
     return [(one.offset, Sent(one.key, one.value, one.timestamp, one.headers)) for one in contents(log)]
 
 
@@ -125,7 +125,7 @@ def test_the_same_history_leaves_the_same_records(
 
 
 def sealed(tmp_path: Path, *batches: bytes, **settings: Any) -> Partition:
-    """A log in which each batch has a segment of its own."""
+    """Return a log in which each batch has a segment of its own."""
     log = open_log(tmp_path, **{**COMPACTED, **settings})
     for data in batches:
         log.append_wire(data)
@@ -155,7 +155,7 @@ def test_what_stays_whole_stays_as_it_was_sent(tmp_path: Path) -> None:
 
 
 def test_a_record_without_a_timestamp_has_no_end(tmp_path: Path) -> None:
-    """`record.ttl.ms` counts from a record's timestamp; where a client sent none (-1) it is not that of 1970."""
+    """`record.ttl.ms` counts from a record's timestamp. A record with the timestamp -1 ("none") does not expire."""
     clock = FakeClock()
     log = open_log(tmp_path, clock=clock, **COMPACTED, **{"record.ttl.ms": 1000})
     log.append_wire(foreign([Sent(b"none", b"v", -1)]))
