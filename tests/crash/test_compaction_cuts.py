@@ -40,7 +40,7 @@ def test_no_key_loses_its_last_records_at_any_crash_state() -> None:
 
 
 def test_a_cleaner_that_forgets_a_record_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The trial is no formality: one survivor in a batch of several is left out, and found missing."""
+    """The trial detects a cleaner that leaves out one survivor in a batch of several."""
     from segmentlog.policy.offset_map import OffsetMap
 
     real = OffsetMap.kept
@@ -158,7 +158,7 @@ def _go_on(life: Life, log: Partition, before: dict[int, Said], wanted: set[int]
     try:
         log.append([b"on"], [b"after"])
         log.compact()
-    except PartitionFailed:  # an fsync of the log itself failed, and the log says so until it is opened anew
+    except PartitionFailed:  # an fsync of the log itself failed, and the log is failed until it is opened again
         log.abandon()
         log = life.opened(next(life.disk.point().crashes(random.Random(1), 1)))
         log.compact()
@@ -174,7 +174,7 @@ def _go_on(life: Life, log: Partition, before: dict[int, Said], wanted: set[int]
 
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
 def test_a_failed_fsync_of_a_copy_does_not_fail_the_partition(error: int) -> None:
-    """The log itself is as it was: appends go on, and a later pass makes the copy anew."""
+    """The log itself is unchanged: appends succeed, and a later pass writes a new copy."""
     life = Life()
     copies: set[int] = set()
     process = life.process

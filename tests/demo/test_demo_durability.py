@@ -43,9 +43,7 @@ def test_every_policy_is_shown_and_agrees() -> None:
 
 
 def test_without_redis_a_line_says_how_to_see_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without redis-server or the bench folder (an installed package), the command prints a line about
-    it and succeeds.
-    """
+    """Without redis-server or the bench folder (an installed package), the command prints a line and succeeds."""
     monkeypatch.setattr(shutil, "which", lambda name: None)
     done = CliRunner().invoke(cli, ["demo", "durability"])
     assert done.exit_code == 0

@@ -61,7 +61,7 @@ def test_internal_names_are_for_the_store_alone(name):
 
 @given(name=st.text(max_size=300) | st.text(alphabet="a._-/@\0", max_size=6))
 def test_no_name_leaves_the_folder(name):
-    """Whatever passes for a name is one entry of the store's folder, and fits Kafka's pattern; the rest is refused."""
+    """An accepted name is one entry of the store's folder, and fits Kafka's pattern; all others are refused."""
     legal = (
         re.fullmatch(r"[a-zA-Z0-9._-]{1,249}", name)
         and name not in (".", "..", STORE_FILE)

@@ -99,7 +99,7 @@ def test_a_golden_batch_reads_as_it_was_written(name):
 
 @pytest.mark.parametrize("name", [name for name in NAMES if load(name)[1]["header"]["attributes"] & 7 == CODEC_NONE])
 def test_an_uncompressed_batch_is_written_as_ever(name):
-    """What is written today for a golden input is the golden file, byte for byte."""
+    """Encoding a golden input gives the golden file, byte for byte."""
     data, golden = load(name)
     assert encode_again(golden["input"]) == data
 
@@ -116,12 +116,12 @@ def test_a_compressed_batch_is_written_with_the_same_header(name):
 
 
 def test_the_header_is_the_struct_that_the_tests_spell_out():
-    """No field was added, dropped or moved without this second list of them being changed as well."""
+    """A field that is added, removed or moved must be changed in this second list of them, too."""
     assert BatchHeader.__struct_fields__ == tuple(HEADER_FIELDS)
 
 
 def test_a_golden_checkpoint_reads_as_it_was_written():
-    """Of the two slots the newer one counts, with every field that it had."""
+    """The newer one of the two slots counts, with all fields that were written."""
     data = (GOLDEN / "checkpoint.bin").read_bytes()
     assert len(data) == 2 * SLOT_SIZE
     assert decode_checkpoint(data) == (9, NEWER_CHECKPOINT, False)

@@ -1,4 +1,4 @@
-"""What identifies a key: exact for short ones, seeded hashes for long ones."""
+"""The identity of a key: exact for short keys, a seeded hash for long ones."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_zeros_at_the_end_count() -> None:
 
 
 def test_another_seed_gives_long_keys_other_identities() -> None:
-    """Nobody can prepare two long keys that agree under a seed drawn later; short ones need no seed."""
+    """Two long keys cannot be prepared to agree under a seed that is drawn later; short keys need no seed."""
     long, short = b"k" * 16, b"k" * 15
     assert identity_of(long, 1) != identity_of(long, 2)
     assert identity_of(short, 1) == identity_of(short, 2)

@@ -127,7 +127,7 @@ def test_objects_are_all_that_it_refers_to() -> None:
     ],
 )
 def test_what_contradicts_itself_is_refused(changes: dict[str, Any], why: str) -> None:
-    """Whoever restores from it would make a log that never was."""
+    """A restore from such a manifest would create a log that never existed."""
     with pytest.raises(MalformedManifest, match=why):
         decode_manifest(encode_manifest(with_partition(**changes)))
 
@@ -146,7 +146,7 @@ def test_what_contradicts_itself_is_refused(changes: dict[str, Any], why: str) -
     ],
 )
 def test_a_topic_that_no_store_can_hold_is_refused(changes: dict[str, Any], why: str) -> None:
-    """A restore would report success and leave a store that does not open, or a partition without its records."""
+    """A restore would report success but leave a store that does not open, or a partition that lacks its records."""
     with pytest.raises(MalformedManifest, match=why):
         decode_manifest(encode_manifest(replace(MANIFEST, topics=(replace(MANIFEST.topics[0], **changes),))))
 
@@ -203,7 +203,7 @@ def test_what_is_no_manifest_is_refused(data: bytes) -> None:
 
 
 def test_a_newer_format_says_what_to_do() -> None:
-    """Whatever else it holds."""
+    """The error comes first, whatever else the document holds."""
     with pytest.raises(MalformedManifest, match=r"format 3.*use the version of segmentlog that wrote it"):
         decode_manifest(b'{"format": 3, "tables": []}')
 

@@ -15,7 +15,7 @@ from segmentlog.format.stored_batch import read_stored_batch
 
 
 def placed(batch: object, base_offset: int = 0, epoch: int = 0) -> bytes:
-    """Return the batch as it lies in a log."""
+    """Return the batch as a log stores it."""
     return bytes(batch.placed_at(base_offset, epoch)) + bytes(batch.payload)  # type: ignore[attr-defined]
 
 
@@ -82,7 +82,7 @@ def test_stamps(producer_id: int, epoch: int, sequence: int, transactional: bool
 
 @pytest.mark.parametrize("count", [1, 2, 1000, 2**32])
 def test_gaps(count: int) -> None:
-    """A batch of so many offsets and no record: a reader steps over it."""
+    """A batch may have offsets and no record: a reader skips it."""
     batch = encode_gap(count)
     assert batch.size_bytes == HEADER_SIZE + 1
     read = read_batch(placed(batch, 100, 3))

@@ -54,7 +54,7 @@ def section(title: str) -> str:
 
 
 def table_column(title: str, column: int) -> list[str]:
-    """What stands between backquotes in one column of the tables of a section."""
+    """Return the texts between backquotes in one column of the tables of a section."""
     rows = [row.split("|")[1:-1] for row in section(title).splitlines() if row.startswith("|")]
     return [found for row in rows if len(row) > column for found in re.findall(r"`([^`]+)`", row[column])]
 
@@ -76,7 +76,7 @@ def test_the_positions_in_the_dump_are_right():
 
 
 def test_the_header_in_the_dump_is_annotated_rightly():
-    """Every field of the header stands in the dump, in order, with the value that its bytes have."""
+    """Every field of the header is in the dump, in order, with the value of its bytes."""
     lines = dump()
     header = decode_header(memoryview(b"".join(line.data for line in lines)), 0)
     fields = lines[: len(BatchHeader.__struct_fields__)]
@@ -213,7 +213,7 @@ def test_the_reader_on_the_page_notices_damage(reader):
 
 
 def test_the_tables_name_every_field_in_order():
-    """Batch header, index entries, checkpoint and state page: a field that is added or renamed must be told here."""
+    """The page must name each field of a batch header, an index entry, a checkpoint and a state page."""
     assert table_column("A batch", 1)[: len(BatchHeader.__struct_fields__)] == list(BatchHeader.__struct_fields__)
     assert table_column("`.index` and `.timeindex`", 2) == [*OFFSET_ENTRY.names, *TIME_ENTRY.names]
     names = table_column("`checkpoint`", 1)

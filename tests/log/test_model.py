@@ -197,9 +197,7 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), call=st.integers(1, 40))
     def kill_during_a_truncation(self, data: st.DataObject, call: int) -> None:
-        """Kill the process during a truncation: it is done or not, for another process with the log open and for a new
-        one.
-        """
+        """Kill the process during a truncation: it is done or not, for this and for another process."""
         others_fs = FastFaults()
         other = open_log(self.folder, fs=others_fs, clock=self.clock, **self.config)
         offset = data.draw(st.integers(max(self.start, self.end - 8), self.end), "offset")

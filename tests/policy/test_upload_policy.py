@@ -228,7 +228,7 @@ def test_tails_that_hold_little_are_emptied() -> None:
 
 @pytest.mark.parametrize("begun_offset", [0, 3, 6])
 def test_a_compacted_segment_goes_with_what_took_the_place_of_its_records(begun_offset: int) -> None:
-    """The copy is uploaded, and the next segment's is not: records that the copy lacks would be missing."""
+    """If only the copy is uploaded and the next segment is not, the manifest waits: it would lack records."""
     compacted = Compacted(begun_offset=begun_offset)
     segments = (LocalSegment(0, 3, 100, True), LocalSegment(3, 6, 5 << 20, True), LocalSegment(6, 9, 300, False))
     local = LocalLog(0, 0, 9, (EpochStart(0, 0),), (), compacted, False, 2, segments)
@@ -253,7 +253,7 @@ def test_a_compacted_segment_goes_with_what_took_the_place_of_its_records(begun_
 
 @pytest.mark.parametrize("same", [True, False])
 def test_another_generation_tells_that_chunks_were_replaced(same: bool) -> None:
-    """A segment that was uploaded in chunks was compacted: its file is another one, as large as before or smaller."""
+    """A segment that was uploaded in chunks was compacted: its file is another one, of the same size or smaller."""
     segments = (LocalSegment(0, 4, 400, True), LocalSegment(4, 6, 100, False))
     local = LocalLog(0, 0, 6, (EpochStart(0, 0),), (), Compacted(), False, 2, segments)
     put = [Chunk(0, 0, 400, 0, 4, 0, 0, ""), Chunk(4, 0, 100, 4, 6, 0, 400, "")]
@@ -286,7 +286,7 @@ def test_a_chunk_before_the_log_start_counts_while_its_segment_stays(same: bool)
 def test_what_is_kept_keeps_what_it_had_lost() -> None:
     """A truncation goes through a lost range, and the remaining segments are not uploaded yet.
 
-    Until then the old range explains the offsets that the uploaded segments lack, and not the range that replaced it.
+    Until then the manifest keeps the old range, which explains the offsets that its segments lack.
     """
     before = ShippedPartition(
         number=0, offset_grant=100, log_start_offset=0, end_offset=15, generation=1,
@@ -305,7 +305,7 @@ def test_what_is_kept_keeps_what_it_had_lost() -> None:
 
 
 def test_a_segment_that_lies_there_alone_is_never_put_in_chunks() -> None:
-    """The manifest refers to its object while no other has the records: the upload waits for earlier segments."""
+    """The manifest keeps a segment that exists only in the object store while an upload before it is missing."""
     log = Log()
     for _ in range(3):
         log.append(10)

@@ -52,9 +52,7 @@ def test_each_thing_takes_its_right(view: MakeViewer, rule: str, thing: Thing, n
 
 
 def test_the_stores_own_topics(view: MakeViewer) -> None:
-    """Their metadata requires DESCRIBE on the cluster, everything else ALTER: a user that may change
-    rules may see all.
-    """
+    """Their metadata requires DESCRIBE on the cluster, everything else ALTER, which allows to change rules."""
     topics = "allow User:ann all topic:*"
     viewer = view(topics)
     assert not any(viewer.may_see(thing, OWN) for thing in (Thing.TOPIC, Thing.TOPIC_CONFIG, Thing.RECORDS))

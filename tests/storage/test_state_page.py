@@ -218,9 +218,7 @@ class Recorder:
 
 
 def stores_of_a_write(page: bytearray, number: int) -> Iterator[bytearray]:
-    """Yield the page after each step of writing a log state: after each byte of a copy, and each word
-    stored at once.
-    """
+    """Yield the page after each step of writing a log state: each byte of a copy, each word stored at once."""
     stores: list[tuple[int, bytes]] = []
     scratch = bytearray(page)
     words: Any = Recorder(scratch, stores, 8)

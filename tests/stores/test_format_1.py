@@ -112,12 +112,12 @@ def words(path: Path) -> dict[str, tuple[int, int]]:
 
 
 def logs(path: Path) -> dict[str, bytes]:
-    """Return every byte of the records."""
+    """Return the content of every segment file."""
     return {name: data for name, data in bytes_of(path).items() if name.endswith(".log")}
 
 
 def test_opening_for_writing_upgrades(path: Path, name: str) -> None:
-    """Files, ids, and both words of every page; a second open has nothing to do. No record is touched by it."""
+    """The upgrade changes the formats and ids in files, and both words of every page, but no record; it runs once."""
     before = words(path)
     records = logs(path)
     with open_fixed(path, read_only=True) as store:
@@ -139,9 +139,7 @@ def test_opening_for_writing_upgrades(path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["killed", "lost"], indirect=True)
 def test_an_upgrade_that_was_killed_is_finished(path: Path, name: str, tmp_path: Path) -> None:
-    """A kill at any call: no state page has the new format before all files have, and the next opening finds all
-    content.
-    """
+    """A kill at any call: no state page gets the new format before all files have it; the next opening reads all."""
     wanted = expected(name, "written")
     before, records = words(path), logs(path)
     stride = 1 if name == "lost" else 9  # this one has few files: every call is tried
