@@ -1,4 +1,4 @@
-"""`spark.read.format("segmentlog")`: the rows are the records that a consumer reads, no more and no fewer."""
+"""`spark.read.format("segmentlog")`: the rows are exactly the records that a consumer reads."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def as_row(record: Record) -> Row:
 
 
 def rows_of(frame: DataFrame) -> list[Row]:
-    """All rows, sorted by where they are, timestamps in milliseconds."""
+    """Return all rows, sorted by partition and offset, with timestamps in milliseconds."""
     found = frame.selectExpr("*", "unix_millis(timestamp) AS ms").drop("timestamp").collect()
     rows = []
     for row in found:
@@ -253,7 +253,7 @@ def test_many_partitions_are_few_tasks(store: segmentlog.LogStore, load: Load) -
 
 
 def test_a_compacted_topic(store: segmentlog.LogStore, load: Load) -> None:
-    """What is left of it, under its own offsets, also where a task's part begins or ends in a hole."""
+    """The remaining records keep their offsets, also if a task begins or ends in a hole."""
     log = store.create_topic("compacted", cleanup_policy="compact").partition(0)
     for n in range(200):
         log.append([b"%d" % n], keys=[b"k%d" % (n % 7) if n % 50 else b"once %d" % n])
@@ -270,7 +270,7 @@ def test_a_compacted_topic(store: segmentlog.LogStore, load: Load) -> None:
 
 
 def test_an_empty_topic(store: segmentlog.LogStore, load: Load) -> None:
-    """No rows, and no error."""
+    """An empty topic gives no rows."""
     store.create_topic("empty", partitions=2)
     assert load(subscribe="empty").count() == 0
     assert load(subscribe="empty").schema.names[0] == "key"
@@ -294,7 +294,7 @@ def test_damage_is_told(store: segmentlog.LogStore, load: Load, path: str) -> No
 def test_damage_is_stepped_over(
     store: segmentlog.LogStore, load: Load, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With skipDamaged every record of the other batches comes, however the work is cut; what is left out is told."""
+    """With skipDamaged, all records of other batches are returned for any split, and the skipped range is logged."""
     log = store.create_topic("holes", compression_type="none").partition(0)
     for start in range(0, 500, 50):
         log.append([b"%04d " % (start + n) * 40 for n in range(50)])

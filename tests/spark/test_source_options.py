@@ -165,7 +165,7 @@ def test_a_misspelt_option(misspelt: str, meant: str) -> None:
 
 
 def test_an_option_unlike_any() -> None:
-    """It is refused, with all names that there are; of a sink likewise."""
+    """The error lists all valid names, for the source and for the sink."""
     with pytest.raises(InvalidConfig, match=r"there is no such option; there are path, subscribe, "):
         read(zzz="1")
     with pytest.raises(InvalidConfig, match="there are path, topic, allowNullValues"):
@@ -215,7 +215,7 @@ def test_a_value_that_an_option_does_not_take(name: str, text: str, accepted: st
 )  # fmt: skip
 @pytest.mark.parametrize("name", ["startingOffsets", "endingOffsets", "startingOffsetsByTimestamp"])
 def test_json_that_does_not_parse(name: str, text: str) -> None:
-    """Whatever is no object of objects of whole numbers is refused, with an example of one."""
+    """Anything but an object of objects of whole numbers is refused, with an example."""
     with pytest.raises(InvalidConfig, match=r'JSON that gives .*: \{"clicks": \{"0": 23, "1": 45\}\}') as told:
         read(**{name: text})
     assert told.value.key == name
@@ -233,7 +233,7 @@ def test_negative_offsets(name: str) -> None:
 
 
 def test_negative_timestamps() -> None:
-    """-1 is no latest there: it is refused, not taken for the beginning."""
+    """-1 does not mean "latest" there: it is refused, and not read as the beginning."""
     with pytest.raises(InvalidConfig, match="milliseconds since 1970"):
         read(startingOffsetsByTimestamp='{"t": {"0": -1}}')
 
@@ -284,7 +284,7 @@ def test_assignments_that_are_none(text: str) -> None:
 
 
 def test_an_assignment_is_sorted() -> None:
-    """Whatever the order in which it was written, and however often."""
+    """The result is the same for any order and with repetitions."""
     options = parse_read_options({"path": "/data", "assign": '{"b": [1, 0, 1], "a": [3]}'}, streaming=False)
     assert options.partitions == (("a", 3), ("b", 0), ("b", 1))
 
@@ -311,7 +311,7 @@ def test_relative_paths() -> None:
 
 @pytest.mark.parametrize("path", ["hdfs://host/x", "ftp://host/x", ""])
 def test_paths_that_are_no_folders(path: str) -> None:
-    """A store is in a folder that everybody has mounted, or was shipped to an object store."""
+    """A store is in a folder that all machines have mounted, or was shipped to an object store."""
     with pytest.raises(InvalidConfig, match="path = "):
         read(path=path)
 
@@ -325,7 +325,7 @@ def test_object_stores_are_read_only(url: str) -> None:
 
 
 def test_no_secret_is_told() -> None:
-    """Of a URL that somebody has written one into."""
+    """The error does not repeat a secret in a URL."""
     for url in ("s3://me:planted@bucket/x", "az://container/x?sig=planted", "hdfs://me:planted@host/x"):
         with pytest.raises(InvalidConfig, match="path = ") as told:
             parse_write_options({"path": url}) if not url.startswith("hdfs") else read(path=url)
@@ -333,14 +333,14 @@ def test_no_secret_is_told() -> None:
 
 
 def test_other_schemes_of_paths() -> None:
-    """Whoever has Spark's own file systems in mind is told which there are."""
+    """For URLs of Spark's own file systems, the error lists the valid schemes."""
     for path in ("hdfs://host/x", "dbfs:///x"):
         with pytest.raises(InvalidConfig, match="s3://bucket/path"):
             read(path=path)
 
 
 def test_write_options() -> None:
-    """What a sink takes, Spark's own options of a query left aside."""
+    """A sink accepts its options, and ignores Spark's own options of a query."""
     options = parse_write_options(
         {"path": "/data", "topic": "t", "allownullvalues": "true", "transactionTimeout": "1h",
          "checkpointLocation": "x", "queryName": "q", "txnappid": "app", "txnversion": "3"}
@@ -369,7 +369,7 @@ def test_write_options() -> None:
     ],
 )
 def test_a_sink_refuses(given: dict[str, str], match: str) -> None:
-    """What makes no sense for it, before anything is written."""
+    """Options that make no sense for a sink are refused before anything is written."""
     with pytest.raises(InvalidConfig, match=re.escape(match)):
         parse_write_options({"path": "/data", **given})
 
@@ -476,7 +476,7 @@ def store(tmp_path: Path) -> Iterator[segmentlog.LogStore]:
 def resolved(
     store: segmentlog.LogStore, side: Any = resolve_starting_offsets, **options: str
 ) -> dict[tuple[str, int], int]:
-    """What the options of a batch read of that store come to."""
+    """Return the offsets that the options of a batch read of that store lead to."""
     given = {"path": store.path, "subscribe": "t", **options}
     if len({"assign", "subscribePattern"} & given.keys()):
         del given["subscribe"]
@@ -515,7 +515,7 @@ def test_where_reading_ends(store: segmentlog.LogStore) -> None:
 
 
 def test_a_timestamp_after_the_last_record(store: segmentlog.LogStore) -> None:
-    """An error that says how to go on; with the strategy `latest` reading begins at the end there."""
+    """The error names the option for this; with the strategy `latest`, such a partition is read from its end."""
     filled(store)
     with pytest.raises(InvalidConfig, match=r"t/0 has no record at or after that time; .*Strategy = latest"):
         resolved(store, startingTimestamp="4000")
@@ -533,7 +533,7 @@ def test_a_timestamp_after_the_last_record(store: segmentlog.LogStore) -> None:
 )
 @pytest.mark.parametrize("name", ["startingOffsets", "startingOffsetsByTimestamp"])
 def test_json_of_other_partitions(store: segmentlog.LogStore, name: str, text: str, told: str) -> None:
-    """JSON offsets name the partitions that are read, no fewer and no others."""
+    """JSON offsets must name exactly the partitions that are read."""
     filled(store)
     with pytest.raises(InvalidConfig, match=re.escape(told)):
         resolved(store, **{name: text})
@@ -552,7 +552,7 @@ def test_offsets_that_are_gone_or_not_there_yet(store: segmentlog.LogStore) -> N
 
 
 def test_an_end_that_its_readers_do_not_see(store: segmentlog.LogStore) -> None:
-    """An ending offset beyond the durable one, for who reads durable records only, is not there yet either."""
+    """For readers of durable records, an ending offset after the durable one is not there yet, either."""
     log = store.create_topic("t", fsync="never").partition(0)
     log.append([b"1"], ack="durable")
     log.append([b"2"])
@@ -597,18 +597,18 @@ def test_offsets_as_spark_keeps_them(offsets: dict[tuple[str, int], int]) -> Non
 
 
 def boundaries(store: segmentlog.LogStore, topic: str, partition: int) -> set[int]:
-    """Where batches begin."""
+    """Return the base offsets of the batches."""
     return {batch.header.base_offset for batch in store.topic(topic).partition(partition).read(0)}
 
 
 def all_of(store: segmentlog.LogStore, topic: str) -> list[OffsetRange]:
-    """Everything there is in a topic."""
+    """Return the offset ranges of all records of a topic."""
     logs = store.topic(topic).partitions()
     return [OffsetRange(topic, log.number, log.log_start_offset, log.log_end_offset) for log in logs]
 
 
 def check_cover(tasks: list[list[OffsetRange]], ranges: list[OffsetRange]) -> None:
-    """The tasks' ranges are the given ones, without a gap or an overlap, in order."""
+    """Check that the tasks' ranges are the given ones in order, without a gap or an overlap."""
     joined: list[OffsetRange] = []
     for one in (one for task in tasks for one in task):
         assert one.start < one.end
@@ -623,7 +623,10 @@ def check_cover(tasks: list[list[OffsetRange]], ranges: list[OffsetRange]) -> No
 
 @pytest.fixture(scope="module")
 def uneven(tmp_path_factory: pytest.TempPathFactory) -> Iterator[segmentlog.LogStore]:
-    """Topic "t" of three partitions with batches of all sizes, the last one empty; nobody changes it."""
+    """Yield a store with topic "t" of three partitions: batches of all sizes, the last one empty.
+
+    Tests must not change it.
+    """
     with segmentlog.open(tmp_path_factory.mktemp("uneven") / "store", background=False) as store:
         topic = store.create_topic("t", partitions=3, fsync="never")
         for number, sizes in enumerate([(1, 50, 7, 100, 3, 3, 3, 200, 1), (40,) * 10]):
@@ -683,7 +686,7 @@ def test_many_small_partitions_are_packed(store: segmentlog.LogStore) -> None:
 
 
 def test_a_cut_in_a_hole(store: segmentlog.LogStore) -> None:
-    """Offsets that were compacted away, or lost, are no place where the planning of tasks fails or oversteps."""
+    """Offsets that were compacted away or lost do not confuse the planning of tasks."""
     log = store.create_topic("t", cleanup_policy="compact", segment_bytes=1 << 20).partition(0)
     for at in range(100):
         log.append([b"%d" % at], keys=[b"once" if at in (0, 99) else b"same"])
@@ -738,7 +741,7 @@ def test_what_is_cut_off_after_it_was_planned(
 
 
 def batches(store: segmentlog.LogStore, topic: str = "t") -> list[RecordBatch]:
-    """What a topic's only partition holds."""
+    """Return the batches of a topic's only partition."""
     return list(store.topic(topic).partition(0).read(0))
 
 
@@ -824,7 +827,7 @@ def test_log_append_time(store: segmentlog.LogStore) -> None:
 
 
 def test_only_what_is_asked_for_is_decoded(store: segmentlog.LogStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An explicit schema without values decodes none; one of numbers decompresses nothing at all."""
+    """With a schema without values, no value is decoded; a schema of numbers decompresses nothing."""
     log = store.create_topic("t").partition(0)
     log.append([b"v"] * 10, keys=[b"k"] * 10)
     found = batches(store)
@@ -844,7 +847,7 @@ def test_only_what_is_asked_for_is_decoded(store: segmentlog.LogStore, monkeypat
 
 @given(st.lists(st.none() | st.binary(max_size=300), min_size=1, max_size=40), st.data())
 def test_parts_of_batches(blobs: list[bytes | None], data: st.DataObject) -> None:
-    """What is cut from a batch shows the same rows as the batch does there, nulls and empty ones included."""
+    """A slice of a batch has the same rows as the batch has there, null and empty values included."""
     keys = data.draw(st.lists(st.none() | st.binary(max_size=300), min_size=len(blobs), max_size=len(blobs)))
     start = data.draw(st.integers(0, len(blobs)))
     stop = data.draw(st.integers(start, len(blobs)))
@@ -952,7 +955,7 @@ def test_timestamps_of_other_types() -> None:
 
 
 def test_what_spark_writes_keeps_to_the_limits_of_the_topic() -> None:
-    """No timestamp that readers cannot hold; as near to the clock as the topic wants it."""
+    """A timestamp must be one that readers can hold, and as near to the clock as the topic requires."""
     now = time.time_ns() // 1_000_000
     near = TopicConfig(message_timestamp_after_max_ms=1000, message_timestamp_before_max_ms=10_000_000)
     for config, stamp, wrong in (
@@ -973,7 +976,7 @@ def test_what_spark_writes_keeps_to_the_limits_of_the_topic() -> None:
 
 
 def test_rows_of_several_topics() -> None:
-    """They are told apart, each topic's in their order."""
+    """The rows are separated by topic, in their order."""
     found = taken(
         {"topic": ["a", "b", "a"], "value": [b"1", b"2", b"3"], "partition": pa.array([0, 1, None], pa.int64())}
     )
@@ -985,7 +988,7 @@ def test_rows_of_several_topics() -> None:
 
 
 def test_rows_without_a_topic() -> None:
-    """Null is no topic."""
+    """A row must have a topic."""
     with pytest.raises(InvalidRecord, match=r"topic\[1\] is null; expected a topic for each row"):
         taken({"topic": ["a", None], "value": [b"1", b"2"]})
 

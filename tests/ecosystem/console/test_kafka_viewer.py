@@ -21,7 +21,7 @@ _HERE = Path(__file__).parent
 
 
 def python_with_viewer() -> Path:
-    """Of an environment of its own."""
+    """Return the Python of an environment with Kafka Viewer."""
     needed = _HERE / "requirements.txt"
 
     def make(folder: Path) -> None:
@@ -40,7 +40,7 @@ def python_with_viewer() -> Path:
 
 
 def page(served: Served, topic: str, folder: Path) -> dict[str, Any]:
-    """What it shows of a topic."""
+    """Return the viewer's page of a topic."""
     config = folder / "kafka.properties"
     config.write_text(f"kafka.bootstrap.servers={served.address}\n")
     without = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}

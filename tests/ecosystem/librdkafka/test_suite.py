@@ -37,7 +37,7 @@ def tests() -> Path:
 
 @contextmanager
 def serving(folder: Path, rules: str, *options: str) -> Iterator[str]:
-    """The command, of which topics have four partitions, as the suite's own brokers give them."""
+    """Run the server with four partitions for a topic, like the suite's own brokers, and yield its address."""
     folder.mkdir()
     (folder / "acls").write_text(rules)
     command = [
@@ -57,7 +57,7 @@ def run(
     tests: Path, folder: Path, address: str, number: str, names: Sequence[str], *, scenario: str = "default",
     part: str | None = None, protocol: str | None = None,
 ) -> None:  # fmt: skip
-    """Those of the tests with that number pass."""
+    """Run the tests of that number, and check that the given ones pass."""
     said = ""
     for attempt in range(_TRIES):
         config, report = folder / f"{attempt}.conf", folder / f"{attempt}.json"
@@ -83,7 +83,7 @@ def run(
 
 
 def by_number(names: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Tests of one number run together."""
+    """Group the tests by number: those of one number run together."""
     found = defaultdict(list)
     for name in names:
         found[name.split("_")[0]].append(name)
@@ -123,7 +123,7 @@ def test_passes_without_auto_create(tests: Path, tmp_path: Path) -> None:
 
 
 def test_administration(tests: Path, tmp_path: Path) -> None:
-    """Part by part, by somebody who may do everything: the rules that are listed are the tests' own."""
+    """Each part passes for a user that may do everything: the rules that are listed are the tests' own."""
     with serving(tmp_path / "s", "super User:ANONYMOUS\n", "--workers", "1") as address:
         for part in ADMIN:
             run(tests, tmp_path, address, "0081", ["0081_admin"], part=part)
