@@ -84,7 +84,7 @@ class Services:
 
     @property
     def paths(self) -> list[str]:
-        """Of what was asked."""
+        """Paths of the requests."""
         return [path for path, _ in self.asked]
 
     def keys_at_s3(self) -> set[str]:
@@ -101,7 +101,7 @@ class Services:
 
 @pytest.fixture
 def services(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Services]:
-    """All that a machine may ask, an empty home, and nothing of AWS in the environment."""
+    """Yield the services that a machine may ask, with an empty home and without AWS variables in the environment."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     running = Services()
@@ -133,7 +133,7 @@ KEYS = "aws_access_key_id = {}\naws_secret_access_key = a-secret-of-a-profile\n"
 
 
 def test_a_named_profile(services: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of ~/.aws/credentials, with the region of ~/.aws/config."""
+    """A profile takes its keys from ~/.aws/credentials, and its region from ~/.aws/config."""
     write(tmp_path, "credentials", "[default]\n" + KEYS.format("AKIADEFAULT") + "[work]\n" + KEYS.format("AKIAWORK"))
     write(tmp_path, "config", "[profile work]\nregion = eu-north-1\n")
     monkeypatch.setenv("AWS_PROFILE", "work")
@@ -143,7 +143,7 @@ def test_a_named_profile(services: Services, tmp_path: Path, monkeypatch: pytest
 
 
 def test_the_default_profile(services: Services, tmp_path: Path) -> None:
-    """Without a name, and without keys in the environment."""
+    """The default profile applies if the environment has no profile name and no keys."""
     write(tmp_path, "credentials", "[default]\n" + KEYS.format("AKIADEFAULT"))
     ask()
     assert services.keys_at_s3() == {"AKIADEFAULT"}
@@ -213,7 +213,7 @@ def _log_in(home: Path, expires: datetime) -> None:
 
 
 def _asked_by_a_child() -> str:
-    """What a request ends with in a process of its own: botocore looks for the home folder when it is imported."""
+    """Return the error of a request in another process: botocore looks for the home folder when it is imported."""
     script = f"from segmentlog.objects.bucket.url import open_bucket; open_bucket({_URL!r}).get('manifest.json')"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
     return done.stderr.splitlines()[-1]

@@ -1,4 +1,4 @@
-"""A limit on what is put a second, and what people are told meanwhile."""
+"""A limit on the uploaded bytes per second, and the progress that is reported meanwhile."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from segmentlog.store import LogStore
 
 @pytest.fixture
 def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """What was slept, and no time goes by."""
+    """Return the list of requested sleeps; none of them takes time."""
     times: list[float] = []
     monkeypatch.setattr("segmentlog.objects.bucket.rate_limit.time.sleep", times.append)
     return times
@@ -67,7 +67,7 @@ def test_no_limit_that_is_none(tmp_path: Path, wrong: object) -> None:
 
 
 def test_a_store_is_shipped_no_faster(tmp_path: Path) -> None:
-    """And how far it is is told, up to all of it."""
+    """The progress is reported up to the end."""
     told: list[tuple[int, int]] = []
     with LogStore(tmp_path / "store", background=False) as store:
         log = store.create_topic("t", segment_records=1, compression_type="none", fsync="always").partition(0)

@@ -18,7 +18,7 @@ def ends(*markers: tuple[int, int], producer_id: int = 7, committed: bool = True
 
 
 def commit(**of: int) -> CommitDecision:
-    """A decision: where its data ends, by partition."""
+    """Return a decision: the ends of its data, by partition."""
     return CommitDecision(7, {{"a": A, "b": B, "c": C, "p": POSITIONS}[name]: end for name, end in of.items()})
 
 
@@ -38,7 +38,7 @@ def commit(**of: int) -> CommitDecision:
 def test_as_the_decisions_say(
     cuts: dict[PartitionKey, int], commits: list[CommitDecision], expected: dict[PartitionKey, int]
 ) -> None:
-    """Whatever the times are; markers of one transaction lie at other offsets in each partition."""
+    """The times do not matter; markers of one transaction have different offsets in each partition."""
     markers = {where: ends((1, 50), (3, 50)) for where in (A, B, C)}
     assert extend_cuts(cuts, markers, commits, set()).cuts == expected
 
@@ -51,7 +51,7 @@ def test_as_the_decisions_say(
         ([(1, 9), (3, 19), (5, 29)], 3),
         ([(1, 10), (5, 30)], 5),  # the one that is cut is not there
         ([(1, 10)], None),
-        ([(1, 500)], 1),  # far away, and nearest all the same: nobody can tell
+        ([(1, 500)], 1),  # far away, but the nearest: a better choice is unknown
         ([], None),
     ],
 )

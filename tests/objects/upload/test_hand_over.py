@@ -49,17 +49,14 @@ class Bucket(Memory):
         self.requests = 0
 
     def get(self, key: str) -> tuple[bytes, str]:
-        """As `Bucket.get`."""
         self.requests += 1
         return super().get(key)
 
     def put(self, key: str, data: Data) -> None:
-        """As `Bucket.put`."""
         self.requests += 1
         super().put(key, data)
 
     def compare_and_swap(self, key: str, data: Data, tag: str | None) -> str:
-        """As `Bucket.compare_and_swap`."""
         fault = self.faults.pop(0) if self.faults else ""
         if fault == "before":
             raise ObjectStoreError(self.url, key, "no answer in time")
