@@ -18,7 +18,7 @@ from segmentlog.server.ack_waiter import AckWaiter
 
 @pytest.fixture
 def durability() -> Iterator[AckWaiter]:
-    """With two threads."""
+    """Yield a waiter with two threads."""
     made = AckWaiter(2)
     yield made
     made.close()

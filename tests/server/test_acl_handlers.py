@@ -25,7 +25,7 @@ Make = Callable[..., Authorizer]
 
 @pytest.fixture
 def make(tmp_path: Path) -> Make:
-    """An authorizer by lines of a file, which is looked at whenever it is asked."""
+    """Return a function that writes rules and returns their authorizer, which reads the file at every decision."""
     return partial(write_rules, tmp_path)
 
 

@@ -67,7 +67,7 @@ NODES = [WorkerNode(1, "localhost", 9093), WorkerNode(2, "localhost", 9094)]
 
 @pytest.fixture
 def store(tmp_path: Path) -> LogStore:
-    """With topic t of eight partitions."""
+    """Return a store with topic t of eight partitions."""
     store = opened(LogStore(tmp_path / "store", background=False, fs=NoSyncFileSystem()))
     store.create_topic("t", 8)
     return store
@@ -75,7 +75,7 @@ def store(tmp_path: Path) -> LogStore:
 
 @pytest.fixture
 def brokers(store: LogStore) -> Iterator[list[Broker]]:
-    """Two workers."""
+    """Yield two workers."""
     brokers = [
         Broker(store, WorkerCluster("c", NODES, one.node_id), ServerSettings(), OpenAuthorizer()) for one in NODES
     ]
@@ -98,7 +98,7 @@ def alone(store: LogStore) -> Iterator[Desk]:
 
 
 def alter(desk: Desk, *changes: tuple[str, int, str | None], kind: int = TOPIC, name: str = "t") -> Any:
-    """An alteration of one resource, and what is said of it."""
+    """Alter one resource, and return the answer."""
     configs = [AlterableConfig(name=key, config_operation=operation, value=value) for key, operation, value in changes]
     resource = AlterConfigsResource(resource_type=kind, resource_name=name, configs=configs)
     (answer,) = desk.ask(INCREMENTAL_ALTER_CONFIGS, 1, IncrementalAlterConfigsRequest(resources=[resource])).responses
@@ -214,7 +214,7 @@ def test_tiered_storage_is_set_as_at_kafka(desk: Desk) -> None:
 
 
 def create(desk: Desk, name: str, **settings: str) -> Any:
-    """A topic with one partition, and what is said of it."""
+    """Create a topic with one partition, and return the answer."""
     configs = [CreatableTopicConfig(name=key.replace("_", "."), value=value) for key, value in settings.items()]
     topic = CreatableTopic(name=name, num_partitions=1, replication_factor=1, configs=configs)
     (made,) = desk.ask(CREATE_TOPICS, 7, CreateTopicsRequest(topics=[topic])).topics
@@ -286,7 +286,7 @@ def test_words_of_lists_are_added_and_taken_away(alone: Desk) -> None:
 
 
 def produce(desk: Desk, name: str, batch: bytes) -> Any:
-    """A batch to the first partition of a topic, and what is said of it."""
+    """Send a batch to the first partition of a topic, and return the answer."""
     topic = TopicProduceData(name, partition_data=[PartitionProduceData(0, batch)])
     (found,) = desk.ask(PRODUCE, 9, ProduceRequest(None, 1, 1000, [topic])).responses
     (answer,) = found.partition_responses
@@ -295,7 +295,7 @@ def produce(desk: Desk, name: str, batch: bytes) -> Any:
 
 @pytest.mark.parametrize("wanted", CODECS)
 def test_what_clients_send_has_the_codec_of_the_topic(alone: Desk, wanted: str) -> None:
-    """Whatever codec the clients use; with ``producer`` the batch stays unchanged."""
+    """With any codec of the clients; with ``producer``, the batch stays unchanged."""
     name = "uncompressed" if wanted == "none" else wanted
     assert create(alone, "made", compression_type=name).error_code == ErrorCode.NONE
     assert described(alone, TOPIC, "made")["compression.type"] == name

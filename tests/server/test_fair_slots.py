@@ -40,7 +40,7 @@ class Crowd:
         self.threads: list[threading.Thread] = []
 
     def want(self, client: str) -> None:
-        """One more, which waits when this returns."""
+        """Start a request, and return once it waits."""
         waiting = self.places.waiting_count
         thread = threading.Thread(target=self._work, args=(client,))
         self.threads.append(thread)

@@ -79,13 +79,13 @@ def produce(
 
 
 def idempotent(desk: Desk) -> tuple[int, int]:
-    """A producer id and its epoch, as a client gets them."""
+    """Return a producer id and its epoch, as a client gets them."""
     told = desk.ask(_INIT_PRODUCER_ID, 4, InitProducerIdRequest(None, 60_000))
     return told.producer_id, told.producer_epoch
 
 
 def check_readers(store: LogStore, topic: str, expected: int, capsys: pytest.CaptureFixture[str]) -> None:
-    """Every reader comes to the end of every partition, ``expected`` records in all, and verify finds nothing."""
+    """Check that every reader reaches the end of every partition, with ``expected`` records; verify finds nothing."""
     from segmentlog.http.rest.record_json import lines
     from segmentlog.spark.arrow_batches import ArrowRows  # noqa: F401  (needs pyarrow, which every test has)
 
@@ -105,7 +105,7 @@ def check_readers(store: LogStore, topic: str, expected: int, capsys: pytest.Cap
 
 
 def fetched(desk: Desk, partition: int = 0) -> list[bytes]:
-    """The batches of a partition as a client is sent them."""
+    """Return the batches of a partition as a client gets them."""
     wanted = FetchTopic("t", partitions=[FetchPartition(partition, partition_max_bytes=1 << 26)])
     answer = desk.ask(1, 11, FetchRequest(max_wait_ms=0, max_bytes=1 << 26, topics=[wanted]))
     data, found = bytes(answer.responses[0].partitions[0].records or b""), []
@@ -120,7 +120,7 @@ def fetched(desk: Desk, partition: int = 0) -> list[bytes]:
 
 
 def check_refused(store: LogStore, told: Any, name: str, version: int) -> None:
-    """The answer has the code, the record and the reason; nothing was stored."""
+    """Check that the answer has the code, the record and the reason, and that no record was stored."""
     case = REFUSED[name]
     assert told.error_code == case.code, (ErrorCode(told.error_code).name, told.error_message)
     assert told.base_offset == -1

@@ -1,6 +1,6 @@
-"""What one client takes is bounded, and keeps nobody else out.
+"""The resources of one client are bounded, and others are served.
 
-SEGMENTLOG_SERVER_HALF_OPEN  connections that begin a request and never end it
+SEGMENTLOG_SERVER_HALF_OPEN connections that begin a request and never end it
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ def test_who_sends_byte_by_byte_is_cut_off(make_server: MakeServer, size: int) -
 
 
 def filled(server: Server, size_bytes: int) -> None:
-    """Records in topic t, of the library's."""
+    """Append records to topic t through the library."""
     partition = server.store.open_partition("t", 0)
     for _ in range(size_bytes >> 20):
         partition.append([os.urandom(1 << 10) for _ in range(1 << 10)])
@@ -258,7 +258,7 @@ def test_answers_that_wait_are_bounded_in_bytes(make_server: MakeServer) -> None
 
 
 def test_a_thousand_connections_leave_nothing(make_server: MakeServer) -> None:
-    """No thread, no descriptor: whether they went politely, in the middle of a request, or of an answer."""
+    """Clients that close, or reset the connection during a request or an answer, leave no thread and no descriptor."""
     server = make_server()
     assert is_served(server)
     wait_until(lambda: not server.worker.listener.connection_count)

@@ -33,7 +33,7 @@ class _Terminal(io.StringIO):
 
 @pytest.fixture
 def stream() -> Iterator[io.StringIO]:
-    """Where the log goes; the logger is left as it was."""
+    """Yield a stream for the log, and restore the logger."""
     root = logging.getLogger("segmentlog")
     before = root.handlers, root.level, root.propagate
     yield io.StringIO()
@@ -42,7 +42,7 @@ def stream() -> Iterator[io.StringIO]:
 
 @pytest.fixture
 def lines(stream: io.StringIO) -> Lines:
-    """The objects that were logged so far."""
+    """Return a function that returns the logged objects so far."""
     set_up_logs("json", stream=stream)
     return lambda: [json.loads(line) for line in stream.getvalue().splitlines()]
 
@@ -79,7 +79,7 @@ def test_clients_write_no_lines_of_their_own(stream: io.StringIO) -> None:
 
 
 def test_on_a_terminal_a_line_takes_the_place_of_the_status(stream: io.StringIO) -> None:
-    """A log line erases the status line; in a file there are no control characters."""
+    """A log line erases the status line; a file contains no control characters."""
     set_up_logs("text", stream=stream)
     logging.getLogger("segmentlog.server").info("one")
     assert not stream.getvalue().startswith("\r")

@@ -34,7 +34,7 @@ NEVER_S = 3_600.0
 
 @pytest.fixture
 def seldom(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No follower and no long poll finds anything by looking again: it has to be woken."""
+    """Make polling so rare that followers and long polls depend on being woken."""
     monkeypatch.setattr(long_poll, "RECHECK_S", NEVER_S)
     monkeypatch.setattr(fetch, "RECHECK_S", NEVER_S)  # a poll announces itself for two intervals
     monkeypatch.setattr(wakeup, "WAIT_S", NEVER_S)
@@ -86,7 +86,7 @@ def test_a_topic_that_is_made_anew_wakes_as_the_first_did(server: Server, tmp_pa
     with WireClient(server.bootstrap_servers) as client:
         for number in range(3):
             assert polled(server, client, 0, lambda: store.open_partition("t", 0).append([b"x"])).records
-            # Somebody has it still: nobody hears that it is gone.
+            # The folder is still linked, so no event reports its deletion.
             os.link(store.open_partition("t", 0).handle.lock_path, tmp_path / f"lock-{number}")
             store.delete_topic("t")
             store.create_topic("t")

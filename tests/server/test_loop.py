@@ -46,7 +46,7 @@ ONE = foreign([Sent(None, b"one")])
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Callable[..., Server]]:
-    """Makes a server of a store with topics t and slow."""
+    """Yield a function that creates servers of a store with topics t and slow."""
     servers: list[Server] = []
 
     def make(security: Security | None = None) -> Server:
@@ -92,7 +92,7 @@ def threads_of_connections() -> int:
 
 
 def test_many_that_ask_now_and_then_have_no_threads(serve: Callable[..., Server]) -> None:
-    """Neither those that produce, nor those that wait for records."""
+    """Clients that produce or wait for records use no threads, either."""
     server = serve()
     clients = [WireClient(server.bootstrap_servers) for _ in range(150)]
     for number, client in enumerate(clients):
@@ -143,7 +143,7 @@ def test_what_was_done_is_answered_before_it_ends(serve: Callable[..., Server], 
         client.raw(
             request_bytes(0, 9, producing(), first)
             + request_bytes(0, 9, producing(), first + 1)
-            + b"\0\0\0\x0a\0\0\0\x09\0\0\0\1\xff\xff"  # Produce, and nothing behind its header
+            + b"\0\0\0\x0a\0\0\0\x09\0\0\0\1\xff\xff"  # a Produce request that ends after its header
         )
         assert [base_offset(client.answer()) for _ in range(2)] == [0, 1]
         assert client.is_closed_by_peer()

@@ -283,7 +283,7 @@ def fetch(numbers: range, session_id: int = 0, epoch: int = 0, forgotten: range 
 
 
 def told(answer: Any) -> list[int]:
-    """The partitions that an answer has."""
+    """Return the partitions in an answer."""
     return sorted(one.partition_index for topic in answer.responses for one in topic.partitions)
 
 
@@ -308,7 +308,7 @@ def test_a_session_grows_up_to_the_bound(make_desk: MakeDesk) -> None:
     session_id = desk.ask(1, 11, fetch(range(10))).session_id
     assert session_id
     assert told(desk.ask(1, 11, fetch(range(10, 20), session_id, 1))) == list(range(10, 20))
-    # What was there already is nothing more, and what is forgotten makes room.
+    # Repeated partitions add nothing, and forgotten ones make room.
     assert desk.ask(1, 11, fetch(range(20), session_id, 2)).error_code == 0
     assert desk.ask(1, 11, fetch(range(0), session_id, 3, range(5))).error_code == 0
     assert desk.ask(1, 11, fetch(range(5), session_id, 4)).error_code == 0

@@ -69,7 +69,7 @@ def shipped(tmp_path: Path) -> Iterator[Server]:
 
 
 def address_of(server: Server) -> str:
-    """Where its metrics are."""
+    """Return the address of the metrics."""
     assert server.metrics_address is not None
     return server.metrics_address
 
@@ -166,8 +166,10 @@ def test_partitions_of_other_processes_are_told_without_being_opened(tmp_path: P
 
 
 def test_a_first_scrape_of_many_topics_opens_and_syncs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many there are: a look at each, no partition opened, nothing written, configurations checked once each.
-    The next one reads no topic again."""
+    """One look at each topic: no partition is opened, nothing is written, and each configuration is checked once.
+
+    The next scrape reads no topic again.
+    """
     path, calls = tmp_path / "store", Counter[str]()
     with segmentlog.open(path, background=False) as store:
         for number in range(40):
@@ -412,7 +414,7 @@ def test_a_server_that_ends_is_not_ready(server: Server) -> None:
 
 
 def test_there_is_nothing_else(server: Server) -> None:
-    """No other path, no other method, no file."""
+    """Other paths and methods are refused, and no file is served."""
     assert get(address_of(server), "/")[0] == 404
     assert get(address_of(server), "/../../etc/passwd")[0] == 404
     assert get(address_of(server), "/metrics?name=x")[0] == 200
@@ -476,7 +478,7 @@ def _ask(server: Server, path: str = "/metrics", **headers: str) -> tuple[int, s
 
 
 def test_no_page_of_another_site_has_it_asked(store: LogStore) -> None:
-    """Neither by a name that resolves to this machine, nor from a visitor's browser; programs are let in."""
+    """Requests by a name that resolves to this machine, or from a visitor's browser, are refused; others are served."""
     with segmentlog.serve(store, port=0, metrics="127.0.0.1:0", allowed_hosts=["metrics.example"]) as server:
         for host in ("evil.example", "evil.example:9644", "localhost.evil.example", ""):
             status, text = _ask(server, host=host, sec_fetch_site="same-origin")
@@ -534,14 +536,14 @@ def test_others_are_not_to_reach_it(tmp_path: Path, host: str) -> None:
 
 
 def test_an_address_that_is_taken_is_named(store: LogStore, server: Server, tmp_path: Path) -> None:
-    """And the server that could not have it leaves nothing behind."""
+    """The server that could not listen leaves no thread and no file."""
     with pytest.raises(OSError, match="cannot listen") as raised:
         segmentlog.serve(tmp_path / "other", port=0, metrics=address_of(server))
     assert raised.value.filename == address_of(server)
 
 
 def test_without_the_library_it_is_said_what_is_missing(store: LogStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And how to get it; a server without metrics needs none."""
+    """The error says how to install it; a server without metrics does not need it."""
     monkeypatch.setitem(__import__("sys").modules, "prometheus_client", None)
     monkeypatch.delitem(__import__("sys").modules, "segmentlog.server.telemetry.worker_metrics", raising=False)
     with pytest.raises(SegmentlogError, match=r"pip install '\.\[server\]'"):

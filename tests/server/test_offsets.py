@@ -44,7 +44,7 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
 
 
 def append(desk: Desk, *timestamps: int) -> None:
-    """One batch of records with these timestamps, of no transaction."""
+    """Append one batch of records with these timestamps, outside of transactions."""
     data = foreign([Sent(b"k", b"v", timestamp) for timestamp in timestamps])
     desk.broker.partition("t", 0).append_wire(memoryview(data))
 
@@ -107,7 +107,7 @@ def test_the_largest_timestamp_of_what_is_left(desk: Desk) -> None:
 
 
 def test_records_of_before_1970(desk: Desk) -> None:
-    """They are taken; as in Kafka none of them is the largest, and no request can ask for a time before 1970."""
+    """They are accepted. As in Kafka, none of them is the largest, and requests cannot name a time before 1970."""
     append(desk, -14_182_940_000, -62_135_596_800_000, -1)
     append(desk, -2)
     assert largest(desk) == NOTHING

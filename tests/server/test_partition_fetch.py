@@ -21,7 +21,7 @@ EVERYTHING = 1 << 30
 
 
 def append(log: Partition, count: int, start: int = 0) -> None:
-    """So many batches of the library's, of three records each."""
+    """Append ``count`` batches through the library, of three records each."""
     for number in range(start, start + count):
         log.append([b"%d-%d" % (number, one) + b"v" * (number * 37 % 90) for one in range(3)], keys=[b"a", b"b", b"c"])
 
@@ -49,7 +49,7 @@ class Fetches:
 
 @pytest.fixture
 def fetch(monkeypatch: pytest.MonkeyPatch) -> Fetches:
-    """One server's."""
+    """Return the fetches of one server."""
     fetches, whole = Fetches(), Partition.read
 
     def counted(self: Partition, offset: int, *args: Any, **options: Any) -> Any:
@@ -99,7 +99,7 @@ def test_batches_of_kafkas_between(tmp_path: Path, fetch: Fetches) -> None:
 
 @pytest.mark.parametrize("how", ["compacted", "truncated", "died", "trimmed"])
 def test_what_is_other_by_now_is_looked_at(tmp_path: Path, fetch: Fetches, how: str) -> None:
-    """Whatever happens to the log, a fetch returns its present contents."""
+    """After any change of the log, a fetch returns its current content."""
     log = open_log(tmp_path, **{"cleanup.policy": "compact", "segment.bytes": "1kb"})
     append(log, 30)
     before = fetch(log)

@@ -41,7 +41,7 @@ Serve = Callable[..., Broker]
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Serve]:
-    """A worker over a store with a topic; each has the store open for itself."""
+    """Yield a function that creates workers over a store with a topic, each with the store open for itself."""
     brokers: list[Broker] = []
 
     def make(path: Path = tmp_path / "store", number: int = 1, **options: Any) -> Broker:
@@ -59,7 +59,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
 
 
 def assigned(broker: Broker, who: Principal = ANN, numbers: tuple[int, int] = (-1, -1)) -> tuple[int, int]:
-    """The producer id and epoch that a client gets; ``numbers`` are those that it has."""
+    """Return the producer id and epoch that a client gets; ``numbers`` are its current ones."""
     request = InitProducerIdRequest(None, 0)
     request.producer_id, request.producer_epoch = numbers
     answer = Desk(broker, who).ask(22, 4, request)
@@ -127,7 +127,7 @@ def test_the_id_of_another_principal_is_refused(serve: Serve) -> None:
 
 
 def test_ids_that_a_client_makes_up_are_refused(serve: Serve) -> None:
-    """They leave nothing in the partition, so that nothing grows."""
+    """They leave no state in the partition, so memory does not grow."""
     broker = serve()
     own, _ = assigned(broker)
     edges = [one for ids in (OLD_IDS, CLIENT_IDS, STORE_IDS) for one in (ids[0], ids[-1])]

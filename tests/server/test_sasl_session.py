@@ -39,7 +39,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def users(path: str) -> Users:
-    """As a server knows them."""
+    """Return the users as a server reads them."""
     return Users(path)
 
 
@@ -62,7 +62,10 @@ def plain(name: str, password: str, authorize: str = "") -> bytes:
 
 @pytest.mark.parametrize("mechanism", SCRAM_MECHANISMS)
 def test_scram_lets_in_who_has_the_password(users: Users, mechanism: str) -> None:
-    """With commas, equals signs and accents in name and password; before the last token there is no principal."""
+    """Names and passwords may have commas, equals signs and accents.
+
+    The principal is known only after the last token.
+    """
     session = SaslSession(users)
     assert session.principal is None
     assert scram(session, mechanism, NAME, PASSWORD) == (ErrorCode.NONE, None)
@@ -175,7 +178,7 @@ def begun(users: Users) -> tuple[SaslSession, ScramClient]:
 
 
 def _doubled(client: ScramClient, server_first: bytes) -> str:
-    """The nonce of librdkafka before 2.6.1: its own, and then what the server sent, which begins with its own."""
+    """Return the nonce of librdkafka before 2.6.1: its own, followed by the server's, which begins with its own."""
     return client.nonce + client.parse(server_first)[0]
 
 
@@ -205,7 +208,7 @@ def test_a_wrong_password_with_the_nonce_twice_is_refused(users: Users) -> None:
 
 
 def test_no_other_nonce_is_accepted(users: Users) -> None:
-    """Only the nonce of this exchange, in that form: not the client's alone, not thrice, none of another exchange."""
+    """Only the nonce of this exchange, in that form, is accepted: not the client's part, and not another one."""
     other = begun(users)
     other_first = other[0].authenticate(other[1].first())[2]
     forms = [
@@ -273,7 +276,7 @@ def test_scram_tokens_cut_anywhere_are_refused(users: Users) -> None:
     ],
 )  # fmt: skip
 def test_garbled_first_messages_are_refused(users: Users, token: bytes) -> None:
-    """Missing parts, channel bindings that are not there, other names to act for, delegation tokens, no UTF-8."""
+    """Missing parts, unsupported channel bindings, other authorization ids, delegation tokens, bad UTF-8 fail."""
     session = SaslSession(users)
     session.handshake("SCRAM-SHA-256")
     assert session.authenticate(token)[0] == FAILED
@@ -433,7 +436,7 @@ def test_who_is_removed_cannot_prove_it_anew(tmp_path: Path) -> None:
 
 
 def test_no_secret_is_logged(users: Users, caplog: pytest.LogCaptureFixture) -> None:
-    """Not in right nor in wrong exchanges, at any level."""
+    """Passwords are in no log line at any level, after right and wrong exchanges."""
     caplog.set_level(0)
     scram(SaslSession(users), "SCRAM-SHA-256", "bob", "other")
     for password in ("other", "guess-12345"):

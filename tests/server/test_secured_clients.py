@@ -42,7 +42,7 @@ def store(tmp_path: Path) -> Iterator[LogStore]:
 
 @pytest.fixture
 def security(tmp_path: Path) -> dict[str, str]:
-    """The files of three users, and of what they may do."""
+    """Write the files of three users and of their rules."""
     for name, password in (("ann", PASSWORD), ("bob", "other"), ("root", "r")):
         add_user(str(tmp_path / "users"), name, password, iterations=4096)
     (tmp_path / "acls").write_text("# ours\nsuper User:root\nallow User:ann describe topic:mine\n")

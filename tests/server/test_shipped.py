@@ -37,7 +37,7 @@ _PRODUCE = 0
 
 @pytest.fixture
 def bucket(tmp_path: Path) -> LocalBucket:
-    """Where it is shipped to."""
+    """Return the bucket that the store is shipped to."""
     return LocalBucket(str(tmp_path / "bucket"))
 
 
@@ -53,7 +53,7 @@ def server(tmp_path: Path, bucket: LocalBucket) -> Iterator[Server]:
 
 
 def restored(bucket: LocalBucket, folder: Path, isolation: Any = "read_uncommitted") -> list[bytes | None]:
-    """The values that a restore shows."""
+    """Return the values that a restore shows."""
     restore(bucket, str(folder))
     with LogStore(folder, background=False) as store:
         store.finish_transactions()
@@ -71,7 +71,7 @@ def told(server: Server, values: list[bytes], *, acks: int = -1, partition: int 
 
 @contextlib.contextmanager
 def gone(bucket: LocalBucket, tmp_path: Path) -> Iterator[None]:
-    """The object store cannot be reached meanwhile."""
+    """Make the object store unavailable during the block."""
     place = tmp_path / "bucket"
     place.rename(tmp_path / "away")
     place.write_text("a file stands there")
@@ -200,7 +200,7 @@ def test_clients_of_a_machine_that_was_taken_over_are_sent_away(
 
 
 def test_clients_retry_while_the_store_is_handed_over(tmp_path: Path, server: Server, bucket: LocalBucket) -> None:
-    """They look for the leader again, as after an election; so they continue at this machine if nobody takes over."""
+    """They look for the leader again, as after an election, and continue at this machine if the hand-over fails."""
     assert told(server, [b"first"]) is ErrorCode.NONE
     codes = []
 
@@ -235,7 +235,7 @@ def test_a_coordinator_sends_clients_to_another_coordinator(error: Exception, co
 
 
 def workers_of(process: subprocess.Popen[str]) -> list[int]:
-    """The processes that it has started."""
+    """Return the processes that the server has started."""
     return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
 
 

@@ -83,7 +83,7 @@ def _has_records(answer: Any) -> bool:
 
 @pytest.mark.parametrize("has_nodes", [True, False])
 def test_no_request_gets_data_from_a_standby(tmp_path: Path, has_nodes: bool) -> None:
-    """Each version of each API is answered, without records, and without a change of the replica."""
+    """Each version of each API is answered, without records, and the replica stays unchanged."""
     for broker in _broker(tmp_path, _OWNER if has_nodes else ()):
         desk, random = Desk(broker), Random(7)
         before, met = _files(broker.store.path or ""), defaultdict(set)

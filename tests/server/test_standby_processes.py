@@ -32,7 +32,7 @@ from server.standby_machines import Load, Machine, machines, start_pair  # noqa:
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[list[Machine]]:
-    """Two machines of one store, not started."""
+    """Yield two machines of one store, which are not started."""
     with machines(tmp_path) as found:
         yield found
 
@@ -140,7 +140,7 @@ def _ship_a_store(machine: Machine) -> None:
 def test_a_machine_started_with_ship_continues_from_each_state(
     pair: list[Machine], prepare: Callable[[Machine, Machine], None], role: str
 ) -> None:
-    """``--ship`` creates a store only if none is shipped, and does not keep the machine from its role."""
+    """``--ship`` creates a store only if none is shipped; the machine takes its role all the same."""
     other, machine = pair
     prepare(other, machine)
     assert not (machine.path / "store.json").exists()

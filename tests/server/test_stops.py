@@ -61,7 +61,7 @@ class Process:
             self._lines.put(line.strip())
 
     def next_line(self) -> str:
-        """That it prints."""
+        """Return the next line that the process prints."""
         return self._lines.get(timeout=_WAIT_S)
 
     def wait_for(self, line: str) -> None:
@@ -91,7 +91,7 @@ class Process:
         return "left" in left
 
     def kill(self) -> None:
-        """At the end of a test, whatever became of it."""
+        """Kill the process at the end of a test, in any state."""
         if self._process.poll() is None:
             self._process.kill()
         self._process.wait(_WAIT_S)
@@ -113,7 +113,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def start(path: Path) -> Iterator[Start]:
-    """Starts servers, and kills them at the end."""
+    """Yield a function that starts servers, and kill them at the end."""
     started: list[Process] = []
 
     def start_process(*, finish_s: float = _NEVER_S, **options: Any) -> Process:
@@ -126,14 +126,14 @@ def start(path: Path) -> Iterator[Start]:
 
 
 def values(path: Path) -> list[bytes | None]:
-    """All that topic t has now."""
+    """Return all values of topic t."""
     with segmentlog.open(path) as store:
         partition = store.open_partition("t", 0)
         return [record.value for batch in partition.read(0) for record in batch.records()]
 
 
 def produce(value: bytes, acks: int = -1) -> ProduceRequest:
-    """One record."""
+    """Return a request with one record."""
     topic = TopicProduceData("t", partition_data=[PartitionProduceData(0, foreign([Sent(b"k", value)]))])
     return ProduceRequest(None, acks, 30_000, [topic])
 
@@ -203,7 +203,7 @@ def _until_it_waits(address: str, group: str) -> None:
 
 
 def fill(path: Path) -> None:
-    """As many bytes as no socket takes at once."""
+    """Append more bytes than a socket accepts at once."""
     with segmentlog.open(path) as store:
         partition = store.open_partition("t", 0)
         for _ in range(_LARGE_BYTES >> 20):

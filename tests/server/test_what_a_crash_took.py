@@ -36,7 +36,7 @@ from segmentlog.store import LogStore
 
 @pytest.fixture
 def store(tmp_path: Path) -> LogStore:
-    """The machine died: of ten records of topic t the last five are gone."""
+    """Return a store after a machine's death: of ten records of topic t, the last five are gone."""
     first = opened(LogStore(tmp_path / "store", background=False, fs=NoSyncFileSystem()))
     first.create_topic("t", 1, {"fsync": "never"})
     partition = first.open_partition("t", 0)

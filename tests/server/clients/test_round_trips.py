@@ -81,7 +81,7 @@ def test_what_a_client_writes(client: Driver, store: LogStore) -> None:
 
 @pytest.mark.parametrize("wanted", ["gzip", "snappy", "zstd", "none"])
 def test_what_a_topic_recompresses(client: Driver, store: LogStore, wanted: str) -> None:
-    """Whatever codec a client uses, records are stored under the topic's codec, and read by client and library."""
+    """For each codec of a client, records are stored with the topic's codec, and client and library read them."""
     sent: list[Sent] = []
     store.create_topic("t", compression_type=wanted)
     for round_, codec in enumerate(client.codecs):

@@ -29,7 +29,7 @@ COUNT = 20
 
 
 def producer_of(address: str, name: str) -> Producer:
-    """One of librdkafka's with a transactional id."""
+    """Return a producer of librdkafka with a transactional id."""
     producer = Producer({"bootstrap.servers": address, "transactional.id": name, "linger.ms": 0})
     producer.init_transactions(WAIT_S)
     return producer
@@ -45,7 +45,7 @@ def refusal_of(do: Callable[[], object]) -> KafkaError:
 
 
 def consumer_of(server: ServerOfTests, group: str, protocol: str = "classic") -> Consumer:
-    """One of librdkafka's that commits nothing by itself."""
+    """Return a consumer of librdkafka without automatic commits."""
     return Consumer({
         "bootstrap.servers": server.bootstrap_servers, "group.id": group, "auto.offset.reset": "earliest",
         "enable.auto.commit": False, "isolation.level": "read_committed", "enable.partition.eof": True,

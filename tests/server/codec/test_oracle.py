@@ -108,7 +108,7 @@ def as_theirs(data_class: Any, struct: StructLayout, ours: Any, version: int) ->
 
 
 def assert_same(struct: StructLayout, ours: Any, theirs: Any, version: int) -> None:
-    """Every field that the version has holds the same in both."""
+    """Check that both have the same value in every field of the version."""
     for field in struct.fields:
         if version not in field.versions:
             continue

@@ -22,7 +22,7 @@ confluent_kafka = pytest.importorskip("confluent_kafka")
 
 @pytest.fixture
 def consumer(served: Served) -> Iterator[Callable[..., Any]]:
-    """Makes consumers of librdkafka's, and closes them at the end."""
+    """Yield a function that creates consumers of librdkafka, and close them at the end."""
     made: list[Any] = []
 
     def make(**options: Any) -> Any:
@@ -64,7 +64,7 @@ def test_three_consumers_one_dies(consumer: Callable[..., Any], served: Served, 
 
 
 def test_positions_are_both_kinds(consumer: Callable[..., Any], store: LogStore) -> None:
-    """A client reads and commits, the library goes on behind it, and a client behind that."""
+    """A client reads and commits, the library continues after it, and then a client after the library."""
     first = consumer()
     records: list[Any] = []
     while len(records) < 15:
@@ -93,7 +93,7 @@ def test_positions_are_both_kinds(consumer: Callable[..., Any], store: LogStore)
 
 
 def test_the_library_has_the_group(consumer: Callable[..., Any], store: LogStore) -> None:
-    """A client is told so, and has the group as soon as the library has left it."""
+    """A client gets an error, and has the group as soon as the library has left it."""
     errors: list[str] = []
     with store.consumer("t", group="g") as library:
         library.poll_group()
@@ -114,7 +114,7 @@ def test_static_consumers(consumer: Callable[..., Any], store: LogStore) -> None
     poll_until([one, other], lambda: shares([one, other]))
     before = store.groups.describe("g").generation
     had = {tp.partition for tp in one.assignment()}
-    one.close()  # a static member leaves nothing behind by that, nor does it leave
+    one.close()  # a static member leaves only its connection
     again = consumer(group_instance_id="one")
     poll_until([again, other], lambda: shares([again, other]))
     assert {tp.partition for tp in again.assignment()} == had

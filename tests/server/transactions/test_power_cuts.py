@@ -50,7 +50,7 @@ class _Trial:
         self.states = self.refused = self.committed_late = 0
 
     def open(self, disk: SimulatedDisk) -> LogStore:
-        """A machine that was started."""
+        """Start a machine on this disk."""
         self.disk = disk
         return LogStore(PATH, fs=disk.process(), clock=self.clock, background=False)
 

@@ -78,7 +78,7 @@ def test_each_transaction_has_an_epoch_of_its_own(desk: Desk) -> None:
 
 
 def test_a_new_epoch_begins_with_its_first_batch(desk: Desk) -> None:
-    """Of batches in flight together the second must not be accepted before the first."""
+    """If two batches are in flight together, the second must not be accepted before the first."""
     client = Client(desk, is_new=True)
     client.begin()
     client.write(b"a")
@@ -506,7 +506,7 @@ def test_names_are_forgotten(make_desk: MakeDesk) -> None:
 def test_what_a_crash_may_have_taken_is_not_committed(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, is_new: bool, what: str
 ) -> None:
-    """Neither in part nor as a whole: the client must abort, and then continues."""
+    """A part must not be committed either: the client must abort, and then continues."""
     client = Client(desk, is_new=is_new)
     client.begin()
     client.write(b"a")
@@ -600,7 +600,7 @@ def test_a_transaction_that_a_crash_took_whole(
     if before != "begun":
         client.write(b"a")
         assert client.end(committed=before == "committed", version=version) == NONE
-    # What it writes now nobody knows of when the machine is up again.
+    # A restart of the machine forgets all writes from now on.
     monkeypatch.setattr(TransactionLog, "epoch", 7)
     lost = ErrorCode.INVALID_PRODUCER_ID_MAPPING if version < 4 else ErrorCode.TRANSACTION_ABORTABLE
     if before == "committed" and version < 5:
