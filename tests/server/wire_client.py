@@ -177,10 +177,7 @@ class Desk:
         )  # fmt: skip
 
     def ask_bytes(self, frame: bytes | memoryview) -> bytes | None:
-        """Return the answer to a request (both without their length), or None if none is due.
-
-        Raises as `Dispatcher`.
-        """
+        """Return the answer to a request (both without their length), or None. Raises as `Dispatcher`."""
         return self.bytes_of(self.dispatcher.handle(self.connection, memoryview(frame)))
 
     def bytes_of(self, answer: Answer) -> bytes | None:

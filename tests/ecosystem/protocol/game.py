@@ -117,7 +117,7 @@ class Game(Cast):
         return self.spawn({**self.shared, **order, "topics": topics, **more})
 
     def players(self, kind: str, job: str = "") -> list[int]:
-        """Running players of a kind."""
+        """Return the running players of a kind."""
         return [pid for pid, one in self.running.items() if one["kind"] == kind and job in ("", one["job"])]
 
     def label(self, pid: int) -> str:

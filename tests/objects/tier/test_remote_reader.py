@@ -64,7 +64,7 @@ class CountingBucket(LocalBucket):
         super().put(key, data)
 
     def segments(self) -> list[str]:
-        """Uploaded objects of segments and their indexes, deleted ones included."""
+        """Return the uploaded objects of segments and their indexes, deleted ones included."""
         return sorted(key for key in self.put_keys if key.startswith("segments/"))
 
 

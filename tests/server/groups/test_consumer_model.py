@@ -326,7 +326,7 @@ class _World:
         self.check()
 
     def check_time(self) -> None:
-        """The group must be checked before any deadline of a member."""
+        """Check that the group is checked before any deadline of a member."""
         if isinstance(self.machine, ConsumerGroup) and self.machine.members:
             due_ms = self.machine.next_deadline_ms()
             assert due_ms is not None
