@@ -49,7 +49,7 @@ def machine() -> Machine:
 
 
 def test_every_cell_has_its_figures(measured: results.Measured, rows: list[FsyncRow]) -> None:
-    """Each cell of the quick grid is in the file, once, with figures that go together."""
+    """Each cell of the quick grid is in the file once, with consistent figures."""
     cells = {(row.policy, row.batch_records, row.writers, row.writer_kind) for row in rows}
     assert cells == {(cell.policy, cell.batch_records, cell.writers, cell.writer_kind) for cell in fsync.quick_cells()}
     assert len(rows) == len(cells)
@@ -104,7 +104,7 @@ def test_always_syncs_each_append_of_one_writer(rows: list[FsyncRow]) -> None:
 
 
 def test_the_plots_say_what_the_rows_say(rows: list[FsyncRow], machine: Machine, tmp_path: Path) -> None:
-    """Every figure is a PNG file of its own, and its title has the figures of the rows."""
+    """Every figure is a PNG file, whose title has the figures of the rows."""
     figures = plots_fsync.plot_fsync(rows, machine, tmp_path)
     assert [figure.file for figure in figures] == ["fsync-risk.png", "fsync-latency.png", "fsync-writers.png"]
     for figure in figures:

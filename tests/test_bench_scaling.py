@@ -71,7 +71,7 @@ def test_a_power_law_is_told_as_proportion() -> None:
 
 
 def test_a_peak_is_told_when_the_curve_turns_back() -> None:
-    """Twice as fast with ten, and slower than at first with a thousand."""
+    """The curve is twice as high at ten, and lower than at first at a thousand."""
     assert _only(_curve(100, 200, 150, 80)).title == "Rate rises from 1 on: 2x at 10, 0.8x at 1,000"
 
 
@@ -158,7 +158,7 @@ def test_no_log_is_written_that_does_not_fit(tmp_path: Path) -> None:
 
 
 def test_the_full_run_goes_further() -> None:
-    """Every axis of the full run ends where the default does, or beyond."""
+    """Every axis of the full run ends at or beyond the end of the default run."""
     for axis in ("log_bytes", "partitions", "record_bytes", "processes"):
         assert max(getattr(QUICK, axis)) <= max(getattr(DEFAULT, axis)) <= max(getattr(FULL, axis))
     assert (max(FULL.log_bytes), max(FULL.partitions)) == (50e9, 10_000)

@@ -39,7 +39,7 @@ def run(bench: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_limits(tmp_path: Path) -> None:
-    """One row for each path, with a ratio; and what is saved says the same."""
+    """Each path has one row with a ratio, and the saved results are the same."""
     run("limits", "--rounds", "1", "--scale", "0.005", "--out", str(tmp_path))
     measured = results.load(tmp_path, "limits")
     assert measured is not None
@@ -66,12 +66,12 @@ def test_limits(tmp_path: Path) -> None:
     ],
 )
 def test_the_others(bench: str, arguments: tuple[str, ...], said: str) -> None:
-    """They come to their last figures."""
+    """The other benches run to their end."""
     assert said in run(bench, *arguments).stdout
 
 
 def test_embedded_peers(tmp_path: Path) -> None:
-    """All that are Python packages, and Redis, do all that they can; the report has a table and a plot of it."""
+    """All Python packages, and Redis, do everything that they can; the report has a table and a plot of it."""
     peers = (*EMBEDDED, *((REDIS,) if shutil.which("redis-server") else ()))
     workloads = [one for one in WORKLOADS if one != "singly"]
     chosen = ("--systems", ",".join(peers), "--workloads", ",".join(workloads), "--syncs", "batch")
@@ -193,7 +193,7 @@ def test_ecosystem(tmp_path: Path) -> None:
 
 
 def test_ratios_are_of_the_same_round() -> None:
-    """And so that more than 1 is better for us, whatever the unit."""
+    """A ratio above 1 means that segmentlog is better, for any unit."""
     rates = {OURS: [10.0, 20.0, 30.0], "LMDB": [5.0, 20.0, 10.0]}
     ours, theirs = rows_of("append in batches", "never", "records/s", "more", rates, {OURS: True, "LMDB": False})
     assert (ours.figure, ours.ratio, ours.target) == (20, None, None)

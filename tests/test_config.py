@@ -164,7 +164,7 @@ def test_other_fsync_policies_are_refused(value):
 
 @pytest.mark.parametrize(("kind", "amount"), [("always", 1), ("ms", 0), ("ms", -5), ("hourly", 1)])
 def test_an_impossible_fsync_policy_cannot_be_made(kind, amount):
-    """Nor by its constructor."""
+    """The constructor refuses it, too."""
     with pytest.raises(InvalidConfig):
         FsyncPolicy(kind, amount)
 
@@ -314,7 +314,7 @@ def test_a_bad_value_is_named_with_what_is_accepted(key, value, accepted):
 
 
 def test_what_is_kept_here_is_part_of_what_is_kept():
-    """As in Kafka: -2 stands for the retention of all, and more than that is refused once the topic is tiered."""
+    """As in Kafka, -2 means the retention of the whole topic, and a larger value is refused for a tiered topic."""
     assert (TopicConfig().effective_local_retention_ms, TopicConfig().effective_local_retention_bytes) == (
         7 * 86_400_000,
         -1,

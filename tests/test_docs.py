@@ -42,7 +42,7 @@ def test_the_tests_that_a_page_names_are_there(page: Path) -> None:
 
 @of_each_page
 def test_what_a_page_links_to_is_there(page: Path) -> None:
-    """From where the page lies."""
+    """Links are relative to the page."""
     for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
         assert (page.parent / link).exists(), link
 

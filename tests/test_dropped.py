@@ -181,7 +181,7 @@ def test_a_partition_that_cannot_be_opened_leaves_nothing_open(tmp_path: Path) -
 
 
 def test_a_dropped_named_producer_frees_its_name(tmp_path: Path) -> None:
-    """Its lease and its fence are closed, and its transaction can be aborted by others."""
+    """Its lease and fence are closed, and other processes can abort its transaction."""
     with segmentlog.open(tmp_path / "store", background=False) as store:
         store.create_topic("t")
         producer = store.producer(name="one", linger_ms=0)
@@ -198,7 +198,7 @@ def test_a_dropped_named_producer_frees_its_name(tmp_path: Path) -> None:
 
 
 def test_a_dropped_producer_sends_what_lingers_and_its_thread_ends(tmp_path: Path) -> None:
-    """As long as something waits to be sent in time, the thread that sends it keeps the producer."""
+    """While records wait to be sent, the sending thread keeps the producer."""
     before = _threads()
     with segmentlog.open(tmp_path / "store", background=True) as store:
         partition = store.create_topic("t").partition(0)
@@ -321,7 +321,7 @@ partition.append([b"kept"])
 def test_a_program_that_ends_leaves_a_clean_store_however_it_dropped_it(
     tmp_path: Path, how: str, background: bool
 ) -> None:
-    """And prints nothing, whatever the interpreter takes apart first."""
+    """It prints nothing, in whatever order the interpreter deletes objects."""
     code = _SCRIPT.format(how=how, background=background)
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "s")], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -329,7 +329,7 @@ def test_a_program_that_ends_leaves_a_clean_store_however_it_dropped_it(
 
 
 def test_the_warning_is_shown_to_those_who_ask_for_it(tmp_path: Path) -> None:
-    """With ``python -W default``, or ``-X dev``."""
+    """``python -W default`` and ``-X dev`` show it."""
     code = _SCRIPT.format(how="del store, partition; gc.collect()", background=False)
     command = [sys.executable, "-W", "default", "-c", code, str(tmp_path / "s")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)

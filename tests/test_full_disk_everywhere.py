@@ -105,7 +105,7 @@ def test_no_room_is_told_as_that_and_passes(store: LogStore, disk: FullDisk, wha
 
 
 def test_a_topic_can_be_deleted_to_make_room(store: LogStore, disk: FullDisk) -> None:
-    """Also by a store that was opened on the full disk."""
+    """A store that was opened on the full disk can do so, too."""
     disk.is_full = True
     with LogStore(store.path, background=False) as other:
         other.delete_topic("c")

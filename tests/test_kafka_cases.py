@@ -247,7 +247,7 @@ def test_a_transaction_spans_segments(store: LogStore, tmp_path: Path, clock: Fa
 
 
 def test_an_aborted_transaction_across_compactions(store: LogStore, clock: FakeClock) -> None:
-    """Its values never win against older ones of their keys, and its marker goes only once they have."""
+    """Its values never replace older ones of their keys, and its marker is deleted only after them."""
     store.create_topic("table", cleanup_policy="compact", segment_records=2, delete_retention_ms=10)
     log = store.topic("table").partition(0)
     with store.producer(linger_ms=0, name="writer") as producer:

@@ -87,7 +87,7 @@ def test_threads_go_on_at_their_pace_beside_a_failed_partition(tmp_path: Path) -
 
 
 def test_a_topic_that_cannot_be_read_does_not_keep_others_from_retention(tmp_path: Path) -> None:
-    """Its file is of another user, say."""
+    """For example, its file belongs to another user."""
     with LogStore(tmp_path, background=False, clock=FakeClock(), fs=FaultyFileSystem()) as store:
         for name in ("a", "b"):
             log = store.create_topic(name, config={"segment.records": 1, "retention.segments": 1}).partition(0)
@@ -252,7 +252,7 @@ def test_a_lost_checkpoint_that_nobody_knows_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("change", ["announce_compaction", "record_compaction"])
 def test_a_lost_checkpoint_forgets_no_compaction_of_another_process(tmp_path: Path, change: str) -> None:
-    """Both slots go bad after another process compacted: how far records may be missing is not said to be less."""
+    """Both slots go bad after another process compacted: the end of the compacted offsets does not move back."""
     log = open_log(tmp_path, cleanup_policy="compact")
     log.append([b"1"] * 9, [b"k"] * 9, ack="durable")
     other = open_log(tmp_path, cleanup_policy="compact")
@@ -272,7 +272,7 @@ def test_a_lost_checkpoint_forgets_no_compaction_of_another_process(tmp_path: Pa
 
 
 def test_a_checkpoint_that_was_not_synced_does_not_pass_for_the_newest(tmp_path: Path) -> None:
-    """Its fsync found no room: the slot is what it was, so that the next one does not go over the durable one."""
+    """Its fsync found no room: the slot keeps its content, so the next write does not overwrite the durable slot."""
     fs = FaultyFileSystem()
     log = open_log(tmp_path, fs=fs)
     before = (tmp_path / "checkpoint").read_bytes()
@@ -317,7 +317,7 @@ def test_a_sealed_segment_is_synced_through_the_descriptor_it_was_written_with(t
 
 
 def test_segments_that_are_sealed_faster_than_they_are_synced_take_few_descriptors(tmp_path: Path) -> None:
-    """In one append, or in many."""
+    """This holds for one append, and for many."""
     log = open_log(tmp_path, segment_records=1, background=True)
     log.append([b"x"] * 50)
     for _ in range(50):
@@ -331,7 +331,7 @@ def test_segments_that_are_sealed_faster_than_they_are_synced_take_few_descripto
 
 
 def test_a_failed_fsync_while_a_write_is_taken_back_fails_the_partition(tmp_path: Path) -> None:
-    """It says something about what was appended before, too, and is not tried again by the next append."""
+    """The failure concerns earlier appends, too, and the next append does not retry the fsync."""
     fs = FaultyFileSystem()
     log = open_log(tmp_path, fs=fs)
     log.append([b"1"])
@@ -425,7 +425,7 @@ def test_a_wall_clock_that_jumps_makes_no_position_forgotten(tmp_path: Path) -> 
 
 
 def test_whether_an_instance_lives_is_seen_without_a_right_to_write(tmp_path: Path) -> None:
-    """In the read-only store of another user; two who look at once do not take each other for the instance."""
+    """This holds in the read-only store of another user, and for two processes that check at once."""
     with segmentlog.open(tmp_path, background=False) as store:
         store.create_topic("t")
         producer = store.producer(name="p")

@@ -110,7 +110,7 @@ def test_what_json_has_not_is_a_text(tmp_path: Path, logger: logging.Logger) -> 
 
 
 def test_keys_headers_and_levels(tmp_path: Path, logger: logging.Logger) -> None:
-    """As they were asked for; a topic that is missing is made so."""
+    """Each option has its effect; a missing topic is created with them."""
     with segmentlog.open(tmp_path / "s") as store:
         handler = LogHandler(
             store, "app", logging.WARNING, key="logger", headers=lambda record: {"level": record.levelname},
@@ -524,7 +524,7 @@ def test_dict_config_and_queue_handler(tmp_path: Path) -> None:
 
 
 def test_a_forked_child_logs_for_itself(tmp_path: Path, logger: logging.Logger) -> None:
-    """Its parent's records are not appended twice, its own are there."""
+    """Its parent's records are not appended twice, and its own are there."""
     with segmentlog.open(tmp_path / "s") as store:
         logger.addHandler(handler := LogHandler(store))
         for number in range(200):

@@ -157,7 +157,7 @@ def test_the_budget_is_the_processs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_local_error_is_an_oserror_with_its_number() -> None:
-    """It survives pickling, and says what to do."""
+    """It survives pickling, and its message has the remedy."""
     import pickle
 
     error = pickle.loads(

@@ -152,13 +152,13 @@ def test_every_file_that_a_page_names_is_there():
 
 
 def test_the_tour_needs_no_file_that_a_machine_may_lack():
-    """Its commands read what they make themselves; a bare Debian has no /usr/share/dict/words."""
+    """Its commands read only files that they create; a bare Debian has no /usr/share/dict/words."""
     for line in console_lines():
         assert not re.search(r"<|/usr/share", line), line
 
 
 def test_extras_are_installed_from_a_clone():
-    """All pages, messages and help texts: on an index `segmentlog[server]` is nothing, or what a stranger put there."""
+    """In all pages, messages and help texts: on an index, `segmentlog[server]` is missing, or a stranger's."""
     folders = ("segmentlog", "pyspark_segmentlog", "bench", "docs", "tools")
     files = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "index.md", ROOT / "Makefile"]
     endings = (".py", ".md", ".html")

@@ -130,7 +130,7 @@ def test_an_unknown_mode_is_refused(folder: Path) -> None:
 
 
 def test_a_store_of_a_newer_format_is_refused(folder: Path) -> None:
-    """With the version it has, and nothing is changed."""
+    """The error has the version, and nothing is changed."""
     path = folder / "store.json"
     path.write_text(path.read_text().replace('"format": 2', '"format": 3'))
     before = tree_bytes(folder)
@@ -161,7 +161,7 @@ def read_only_mount(folder: Path, tmp_path: Path) -> Iterator[Path]:
 def test_a_store_on_a_read_only_file_system_opens_read_only(
     read_only_mount: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Without being asked to, with a warning; reading works, and appending says why it does not."""
+    """It happens automatically, with a warning; reading works, and appends raise the reason."""
     with caplog.at_level(logging.WARNING, "segmentlog"), segmentlog.open(read_only_mount) as store:
         assert store.read_only
         assert len(_values(store)) == 60
@@ -218,7 +218,7 @@ def test_the_kind_of_a_mount_whose_number_nobody_lists(tmp_path: Path, monkeypat
 
 
 def test_nobody_can_tell_the_kind_of_a_mount_without_proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other systems than Linux have no such list: the kind is empty, and the store is taken for local."""
+    """Other systems than Linux have no such list: the kind is empty, and the store counts as local."""
 
     def missing(path: str) -> bytes:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)

@@ -67,7 +67,7 @@ def test_examples(number):
 
 @pytest.mark.long
 def test_a_failure_names_its_seed(tmp_path: Path) -> None:
-    """In CI and with many processes, too; Hypothesis tries other examples in every run, and the same ones with it."""
+    """This also holds in CI and with many processes; Hypothesis gets the fresh seed, so its examples vary."""
 
     def run(*options: str, **environment: str) -> str:
         (tmp_path / "test_failing.py").write_text(FAILING)

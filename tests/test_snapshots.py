@@ -291,7 +291,7 @@ class Shared:
     ],
 )
 def test_the_rule(body: str, is_right: bool) -> None:
-    """Each kind of iteration, where a lock is held, and where none is."""
+    """Each kind of iteration is checked, with and without a lock."""
     assert (not uncopied({"module.py": _MODULE.format(name="look", body=body)})) == is_right
     assert not uncopied({"module.py": _MODULE.format(name="look_locked", body=body)})
 

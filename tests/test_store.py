@@ -342,7 +342,7 @@ def test_the_background_flush_keeps_the_policys_promise(tmp_path: Path) -> None:
 
 
 def test_a_topic_that_exists_is_kept_where_that_is_wanted(store: LogStore) -> None:
-    """With ``exist_ok`` it is returned with its records and its configuration; another partition count is refused."""
+    """With ``exist_ok`` it is returned with its records and configuration; another partition count is refused."""
     topic = store.create_topic("t", partitions=2, fsync="never", exist_ok=True)
     topic.partition(1).append([b"kept"])
     for partitions in (None, 2):

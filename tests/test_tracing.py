@@ -96,7 +96,7 @@ def test_state_and_sampling_go_along(store: LogStore, monkeypatch: pytest.Monkey
 
 
 def test_a_consumer_goes_on_with_the_trace(store: LogStore, exported: InMemorySpanExporter) -> None:
-    """By a span that is a child of the sender's, or linked to it; of several records one with links."""
+    """The consumer's span is a child of the sender's, or linked to it; a span of several records has links."""
     tracer = trace.get_tracer("test")
     with store.producer() as producer:
         for number in range(2):
@@ -136,7 +136,7 @@ def test_a_consumer_goes_on_with_the_trace(store: LogStore, exported: InMemorySp
 
 
 def test_sends_can_be_spans(store: LogStore, exported: InMemorySpanExporter) -> None:
-    """With ``tracing="spans"``: records carry these, and a failure is recorded."""
+    """With ``tracing="spans"``, records carry these spans, and a failure is recorded."""
     with store.producer(tracing="spans") as producer:
         producer.send("t", b"a")
         producer.send_many("t", [b"b", b"c"])
@@ -153,7 +153,7 @@ def test_sends_can_be_spans(store: LogStore, exported: InMemorySpanExporter) -> 
 
 
 def test_asyncio(store: LogStore, exported: InMemorySpanExporter) -> None:
-    """Each task's span is that of what it sends, of lists, too, which threads send."""
+    """Each task's span is that of its records, also of lists, which threads send."""
 
     async def send(producer: Any, name: str) -> bytes:
         with trace.get_tracer("test").start_as_current_span(name) as span:

@@ -100,7 +100,7 @@ def _timestamps_alone(whole: bytes) -> bytes:
 def test_any_column_may_be_the_one_that_does_not_decode(
     tmp_path: Path, break_column: Callable[[bytes], bytes], is_dry: bool
 ) -> None:
-    """Also where keys decode and values do not: the pass begins again, and completes."""
+    """This also holds if keys decode and values do not: the pass begins again, and completes."""
     clock = FakeClock()
     log = open_log(tmp_path, clock=clock, **COMPACTED)
     log.append([b"old", b"other"], keys=[b"x", b"o"])
@@ -188,7 +188,7 @@ def test_a_group_sees_no_tombstone_go_before_it(tmp_path: Path) -> None:
 
 @each_layout
 def test_retention_deletes_it_with_its_segment(tmp_path: Path, kind: str) -> None:
-    """By time, as its header says; by size; by a trim into its middle."""
+    """Time (from its header), size, and a trim into its middle delete it."""
     clock = FakeClock()
     log = open_log(tmp_path / "time", clock=clock, **{"retention.ms": 10_000})
     append_around(log, kind)

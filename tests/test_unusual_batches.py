@@ -109,7 +109,7 @@ def unusual(codec: str, make: Callable[[bytes], bytes]) -> bytes:
 
 @table
 def test_all_of_it_comes_back_and_no_more_than_the_bound(codec: str, make: Callable[[bytes], bytes]) -> None:
-    """Every byte, if the bound is what it takes; an error that says so if the bound is a byte less."""
+    """All bytes decompress if the bound is their size; if it is a byte less, the error says so."""
     made = memoryview(make(RAW))
     assert decompress_records(CODECS[codec], made, len(RAW)) == RAW + bytes(PADDING)
     with pytest.raises(ValueError, match="more than"):
@@ -150,7 +150,7 @@ def server(store: LogStore) -> Iterator[Server]:
 
 
 def test_the_server_takes_it_and_hands_it_on(store: LogStore, server: Server) -> None:
-    """Each of the table: acknowledged, fetched byte for byte, read by the library, and nothing for `verify` to find."""
+    """Each batch is acknowledged, fetched byte for byte, and read by the library; `verify` finds nothing."""
     batches = [unusual(*one) for one in UNUSUAL.values()]
     with WireClient(server.bootstrap_servers, timeout_s=60) as client:
         for name, batch in zip(UNUSUAL, batches, strict=True):
@@ -188,7 +188,7 @@ def test_gzip_that_is_cut_short_or_followed_by_garbage(stored: bytes) -> None:
 
 
 def test_a_window_beyond_128_mib() -> None:
-    """Is refused, as it would take that much memory, whatever it holds."""
+    """It is refused because it would take that much memory, whatever it contains."""
     with pytest.raises(ValueError, match="zstd"):
         decompress_records(CODECS["zstd"], memoryview(zstd_window(28)(RAW)), 1 << 20)
 

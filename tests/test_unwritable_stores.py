@@ -181,7 +181,7 @@ with segmentlog.open(sys.argv[1]) as store, HttpServer(store, "127.0.0.1", 0) as
 
 
 def test_the_http_interface_serves_it(store: Path) -> None:
-    """It answers as ever, after one warning."""
+    """It works as usual, after one warning."""
     with unwritable(store):
         done = run("-c", _CONSOLE, str(store))
     assert done.returncode == 0, done.stderr

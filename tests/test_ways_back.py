@@ -171,7 +171,7 @@ def check(place: Place, way: str, sent: Sequence[Sent]) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_every_kind_of_record(place: Place, way: str) -> None:
-    """Each key with each value, timestamp and list of headers, and a value of 10 MiB where it fits a text."""
+    """Each key comes with each value, timestamp and list of headers, and a value of 10 MiB where it fits a text."""
     large = LARGE._replace(value=b"ab" * (5 << 20)) if way == "csv" else LARGE
     check(place, way, [*all_kinds(), large])
 

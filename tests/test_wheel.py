@@ -103,7 +103,7 @@ def test_wheel_and_source_distribution_hold_every_file_of_the_packages(dist: Pat
 
 
 def test_every_module_is_imported_from_the_wheel(run: Run) -> None:
-    """All that the clone has, and none of them from there."""
+    """The wheel has all modules of the clone, and none is imported from the clone."""
     files = {Path(line) for line in run("python", "-c", _IMPORT_EVERYTHING, *PACKAGES).splitlines()}
     home = Path(run("python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
     wanted = {path.relative_to(ROOT) for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
@@ -121,5 +121,5 @@ def test_the_command_line_works(run: Run) -> None:
 
 
 def test_the_demonstration_runs(run: Run) -> None:
-    """Without its half on Spark, which takes a minute: what that needs of the wheel is imported above."""
+    """The half with Spark is left out, because it takes a minute: its modules are imported above."""
     assert "Everything held" in run("segmentlog", "demo", "--limit", "3000", "--no-spark")

@@ -121,7 +121,7 @@ def test_what_was_compacted_before_counts_too(tmp_path: Path) -> None:
 
 
 def test_the_active_segment_and_young_records_are_left_out(tmp_path: Path) -> None:
-    """As a pass leaves them out: min.compaction.lag.ms ends it at the first segment that is too young."""
+    """The statistics end where a pass would: before the first segment that is younger than min.compaction.lag.ms."""
     with segmentlog.open(tmp_path, background=False) as store:
         log = store.create_topic("t", cleanup_policy="compact", min_compaction_lag_ms=1000).partition(0)
         for timestamp in (NOW_MS - 5000, NOW_MS - 10, NOW_MS):

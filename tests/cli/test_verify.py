@@ -292,7 +292,7 @@ def test_bytes_behind_a_live_end_are_not_looked_at(tmp_path: Path) -> None:
 
 
 def test_a_copy_of_a_store_is_whole(tmp_path: Path) -> None:
-    """Its state page is of another folder, which is worth a note; of a clean store every byte is checked still."""
+    """Its state page is of another folder, which is a note; every byte of a cleanly closed store is still checked."""
     store = tmp_path / "store"
     make_store(store)
     folder = copied(store, tmp_path / "copy")
@@ -306,7 +306,7 @@ def test_a_copy_of_a_store_is_whole(tmp_path: Path) -> None:
 
 
 def test_lost_ranges_explain_gaps(tmp_path: Path) -> None:
-    """After a machine's death and after a truncation offsets have gaps, and that is as it should be."""
+    """Offsets have gaps after a machine's death and after a truncation, which is not a finding."""
     store = tmp_path / "store"
     make_store(store)
     with segmentlog.open(store, background=False) as opened:
@@ -390,7 +390,7 @@ while True:
 
 
 def test_verify_beside_a_writer_finds_nothing(tmp_path: Path) -> None:
-    """Never a batch in flight, a roll, a trim or a truncation that another process is at."""
+    """Verify reports no unfinished batch, roll, trim or truncation of another process."""
     store = tmp_path / "store"
     make_store(store, segment_records=None, segment_bytes=64 << 10, index_interval_bytes=100)
     writer = subprocess.Popen([sys.executable, "-c", _WRITER, str(store)], stdout=subprocess.PIPE)

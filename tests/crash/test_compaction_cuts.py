@@ -33,7 +33,7 @@ VARIANTS = int(os.environ.get("SEGMENTLOG_COMPACTION_VARIANTS", "1"))
 
 @pytest.mark.long(minutes=0.7)
 def test_no_key_loses_its_last_records_at_any_crash_state() -> None:
-    """One and three processes: the last records of each key are there, and what a tombstone took stays away."""
+    """One and three processes: the last records of each key exist, and records before a tombstone stay deleted."""
     states = run_until(STATES, run_compaction_trial, *jobs("compaction cuts", (1, 3), (VARIANTS,)))
     assert states >= STATES or given_seed() is not None
     print(f"{states:,} crash states")
@@ -106,7 +106,7 @@ def _kept(shown: dict[int, Said]) -> list[Kept]:
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_failure_at_any_call_of_a_pass_leaves_the_log_whole(fault: str) -> None:
-    """In this process, in the next one, and after a power cut; and a pass without it then does the rest.
+    """The log is intact in this process, in the next one, and after a power cut; the next pass does the rest.
 
     Every call with SEGMENTLOG_COMPACTION_STATES of 100,000 and more, else every fifth, the seed decides which.
     """

@@ -156,7 +156,7 @@ def test_killed_cleaners_and_writers_lose_no_last_record(tmp_path: Path, seed: i
 
 @pytest.mark.parametrize("seed", seeds("compaction crashes"))
 def test_power_cuts_during_compaction_lose_no_last_record(disk: CrashFS, seed: int) -> None:
-    """On real files: the copies, links and renames of a pass that was killed, and then half forgotten by the disk."""
+    """On real files, a pass is killed, and then the disk forgets half of its copies, links and renames."""
     rng = random.Random(seed)
     crashes = share(CRASHES, "compaction crashes")
     path = disk.path / "store"

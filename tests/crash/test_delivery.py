@@ -165,7 +165,7 @@ def test_readers_that_are_shown_aborted_records_are_caught(tmp_path: Path, nurse
 
 
 def test_zombies_that_nobody_fences_are_caught(tmp_path: Path, nursery: Nursery) -> None:
-    """Two instances of a name count, and who was aborted commits; or a worker meets what cannot be."""
+    """Two instances of a name count, and an aborted one commits; or a worker finds an impossible state."""
     with pytest.raises(
         AssertionError, match=r"miscounted|doubled|half|uncommitted|aborted|dirty|pipeline|ended with 1"
     ):

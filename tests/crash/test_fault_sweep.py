@@ -100,7 +100,7 @@ class Workload:
     ("fault", "policy"), [*product(FAULTS, ("always", "never")), ("EIO", "4records"), ("death", "4records")]
 )
 def test_a_failure_at_any_call_breaks_no_promise(fault: str, policy: str) -> None:
-    """In the same process, in the next one, and after a power cut that follows."""
+    """The same process, the next one, and one after a power cut find everything that was promised."""
     methods = _calls_of(policy)
     assert len(methods) > 150
     assert {"pwritev", "fdatasync", "fsync", "ftruncate", "open", "flock", "fstat"} <= set(methods)

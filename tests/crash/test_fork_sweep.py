@@ -70,7 +70,7 @@ def test_a_child_uses_the_store_whatever_another_was_at(operation: str, kind: st
 
 
 def test_children_of_a_busy_parent_work(folder: Path) -> None:
-    """Nothing is stopped: threads append, read and look up, background work runs, and every child does its work."""
+    """No thread is stopped: threads append, read and search, background work runs, and every child does its work."""
     path = folder / "store"
     prepare(path)
     problem = try_busy(path, 4 * (POINTS or 100))

@@ -735,7 +735,7 @@ def test_interrupted_anywhere(
 
 @pytest.mark.filterwarnings("ignore:store .* was not closed:ResourceWarning")
 def test_interrupted_while_it_is_dropped(tmp_path: Path, peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wherever the finalizer of a store is interrupted: it is closed."""
+    """The store is closed wherever its finalizer is interrupted."""
     monkeypatch.setattr(sys, "unraisablehook", lambda hook: None)
     with segmentlog.LogStore(tmp_path / "s", background=False) as store:
         store.create_topic("t")

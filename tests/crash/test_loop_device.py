@@ -219,7 +219,7 @@ print("values", sum(len(batch) for batch in log.read(0)) + refused)
 
 
 def test_a_full_disk_that_copies_on_write_kills_nobody(tmp_path: Path) -> None:
-    """On btrfs a store to the mapped state page would take room, and without any be a SIGBUS."""
+    """On btrfs, a write to the mapped state page needs free space; without any, it would raise SIGBUS."""
     with _mounted(Volume(tmp_path, "mkfs.btrfs -q -f", 300 << 20)) as volume:
         command = [sys.executable, "-c", _FILL, volume.store]
         done = subprocess.run(command, check=False, capture_output=True, text=True)

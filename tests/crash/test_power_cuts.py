@@ -80,7 +80,7 @@ def test_a_power_cut_while_a_partition_is_made_leaves_a_new_one() -> None:
 
 
 def test_a_clean_close_syncs_what_a_roll_sealed() -> None:
-    """Every record was durable before the roll, and there is nothing else to sync: the file's end is, all the same."""
+    """All records were durable before the roll, and only the end of the file is left to sync: the close does so."""
     config = TopicConfig.from_mapping({"fsync": "never"})
     disk = SimulatedDisk()
     disk.make_folders(FOLDER)
@@ -103,7 +103,7 @@ def test_a_clean_close_syncs_what_a_roll_sealed() -> None:
 
 
 def test_indexes_rebuilt_from_nothing_equal_the_live_ones() -> None:
-    """After a power cut, too: what a reader finds with the recovered indexes it finds without any."""
+    """This also holds after a power cut: a reader finds the same records with and without recovered indexes."""
     disk = SimulatedDisk()
     disk.make_folders(FOLDER)
     config = TopicConfig.from_mapping({"fsync": "never", "segment_records": 20, "index_interval_bytes": 100})

@@ -308,7 +308,7 @@ def check_everything(log: Log, hits: list[Placed], *, indexes: bool) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_batch_that_holds_batches(tmp_path: Path, damage: str, kind: str, indexes: bool) -> None:
-    """Its values are not taken for batches, wherever it lies: first, last, in a sealed or the active segment."""
+    """Its values are not read as batches: in the first or the last batch, in a sealed or the active segment."""
     choose = random.Random(f"{damage} {kind} {indexes}")
     for place in choose.sample(("first", "middle", "last", "active", "end"), 2):
         log = _log_of(tmp_path / place, kind, choose.choice((3, 3000)))
@@ -341,7 +341,7 @@ def _log_of(folder: Path, kind: str, filler: int) -> Log:
 
 @pytest.mark.parametrize("seed", range(SEED, SEED + 3))
 def test_random_logs_and_random_damage(memory_path: Path, seed: int) -> None:
-    """One to three batches are damaged, some beside each other; segments, codecs, indexes and limits are chosen."""
+    """One to three batches are damaged, some in a row; segments, codecs, indexes and limits are random."""
     for number in range(ROUNDS // 3):
         check_one(memory_path / str(number), f"{seed}/{number}")
 

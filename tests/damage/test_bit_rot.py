@@ -121,7 +121,7 @@ def check_new_offsets(rotten: Rotten, store: Any, place: tuple[str, int]) -> Non
 
 @pytest.mark.parametrize("boot", [NoSyncFileSystem, AnotherBoot], ids=["same-boot", "restarted"])
 def test_an_index(rotten: Rotten, boot: type[NoSyncFileSystem]) -> None:
-    """Every record and every look-up is as before; verify warns, and says which entry it is."""
+    """All records and lookups are unchanged; verify warns and names the entry."""
     for name, position in rotten.positions(is_index):
         entry = position // (16 if name.endswith("timeindex") else 8)
         with rotten.rot(name, position):
@@ -387,7 +387,7 @@ def check_repaired(
 
 @pytest.mark.parametrize("which", ["clean", "torn"])
 def test_repair_after_a_machines_death(rotten: Rotten, torn: Rotten, which: str) -> None:
-    """Before anything recovers it, a repair saves every whole batch, above the recovery point as well as below."""
+    """A repair before any recovery saves every intact batch, before and after the recovery point."""
     store = rotten if which == "clean" else torn
     for name, position, hit in sample_of_each_batch(store):
         place = place_of(name)

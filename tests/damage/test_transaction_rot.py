@@ -93,7 +93,7 @@ def rotten(sample: Sample, suffixes: tuple[str, ...], step: int) -> Iterator[tup
 
 
 def test_the_sample_is_complete_and_healthy(sample: Sample) -> None:
-    """Both kinds of files are there, and nothing to find."""
+    """Both kinds of files exist, and verify finds nothing."""
     suffixes = {path.suffix for path in sample.folder.iterdir()}
     assert {ABORTED_SUFFIX, SNAPSHOT_SUFFIX} <= suffixes
     assert findings(sample.folder) == findings(sample.folder, AnotherBoot()) == []
@@ -103,7 +103,7 @@ def test_the_sample_is_complete_and_healthy(sample: Sample) -> None:
 
 @pytest.mark.parametrize("boot", [NoSyncFileSystem, AnotherBoot], ids=["same-boot", "restarted"])
 def test_a_snapshot_or_a_list_of_aborts(sample: Sample, boot: type[NoSyncFileSystem]) -> None:
-    """It is ignored and made from the log again: readers see what they saw, appends are checked as before."""
+    """The file is ignored and derived from the log again: readers and the checks of appends are unchanged."""
     for path, _ in rotten(sample, (ABORTED_SUFFIX, SNAPSHOT_SUFFIX), max(STEP // 3, 1)):
         (found,) = findings(sample.folder, boot())
         assert (found.severity, found.path) == ("warning", str(path))

@@ -24,7 +24,7 @@ from segmentlog.spark.java import Java, JavaNotFound
 
 @pytest.mark.long
 def test_the_demonstration_holds(tmp_path: Path) -> None:
-    """Every step of the demo runs and checks what it says, on the first flights of the year."""
+    """Every step of the demo runs and checks its output, on the first flights of the year."""
     said: list[str] = []
     demo.run(tmp_path / "store", said.append, limit=5_000)
     text = "\n".join(said)
@@ -83,7 +83,7 @@ def test_a_restore_that_lacks_records_fails_the_demonstration(tmp_path: Path, mo
 
 @pytest.mark.long
 def test_the_demonstration_of_compaction_on_the_whole_year(tmp_path: Path) -> None:
-    """All flights: of each plane the last, and the last three, stay; the counts are those of plain Python."""
+    """All flights: the last record of each plane, and the last three, remain; the counts are those of plain Python."""
     flights = demo_flights.load_flights()
     said: list[str] = []
     demo._compact(tmp_path / "store", flights, said.append)

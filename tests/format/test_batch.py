@@ -69,7 +69,7 @@ def is_refused(data: bytes | memoryview) -> bool:
 @pytest.mark.long
 @given(given=columns(), base_offset=offsets, epoch=st.integers(0, 2**32 - 1), codec=codecs)
 def test_a_batch_comes_back(given, base_offset, epoch, codec):
-    """Every record has the offset, epoch, timestamp, key, value and headers it was given."""
+    """Every record has its offset, epoch, timestamp, key, value and headers after decoding."""
     data = batch_bytes(given, base_offset, epoch=epoch, codec=codec)
     assert list(read_batch(data).records()) == expected_records(given, base_offset, epoch=epoch)
 
@@ -252,7 +252,7 @@ def test_arbitrary_bytes_are_no_batch(data):
 
 @given(given=columns(max_size=5), codec=codecs, mutate=st.data())
 def test_a_mutated_batch_is_refused(given, codec, mutate):
-    """Any other bytes in any places of a batch raise CorruptBatch, and nothing else."""
+    """Any change of any bytes of a batch raises CorruptBatch, and no other error."""
     data = batch_bytes(given, 9, codec=codec)
     other = bytearray(data)
     for _ in range(mutate.draw(st.integers(1, 4))):
@@ -285,7 +285,7 @@ def forgeries(draw: st.DrawFn) -> bytes:
 
 @given(data=forgeries())
 def test_a_forged_batch_is_a_batch_or_refused(data):
-    """With checksums that match, whatever a batch claims: it reads as a whole, or raises CorruptBatch."""
+    """A forged batch with matching checksums is read completely, or raises CorruptBatch."""
     is_refused(data)
 
 

@@ -67,7 +67,7 @@ def test_lz4_with_a_size_before_the_block_is_refused() -> None:
 
 @pytest.mark.parametrize("value", [0, 1, 7, 200, 255])
 def test_lz4_that_begins_like_its_size_is_read(value: int) -> None:
-    """So many equal bytes that their block begins with their number: one literal, then a match at offset 1."""
+    """The block of this many equal bytes begins with their number: one literal, then a match at offset 1."""
     raw = bytes([value]) * (0x1001F + (value << 8))
     block = lz4.block.compress(raw, store_size=False)
     assert int.from_bytes(block[:4], "little") == len(raw)

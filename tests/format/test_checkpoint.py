@@ -57,7 +57,7 @@ def forge(body: bytes) -> bytes:
 
 @given(checkpoint=checkpoints, sequence=st.integers(0, 2**64 - 1), padding=st.integers(0, 300))
 def test_a_slot_comes_back(checkpoint, sequence, padding):
-    """Every field and the sequence number come back, whatever room the slot has to spare."""
+    """Every field and the sequence number are decoded, with any spare room in the slot."""
     assert decode_slot(encode_slot(checkpoint, sequence) + bytes(padding)) == (sequence, checkpoint)
 
 
@@ -158,7 +158,7 @@ def test_arbitrary_bytes_are_no_checkpoint(data):
 
 @given(checkpoint=checkpoints, at=st.integers(0, 2**16), byte=st.integers(0, 255))
 def test_a_mutated_body_is_a_checkpoint_or_malformed(checkpoint, at, byte):
-    """One other byte in a body, under a checksum that matches, gives a checkpoint or MalformedCheckpoint."""
+    """One changed byte in a body with a matching checksum gives a checkpoint or MalformedCheckpoint."""
     body = bytearray(msgspec.msgpack.encode(checkpoint))
     body[at % len(body)] = byte
     try:

@@ -156,7 +156,7 @@ def test_what_is_no_document_is_refused(data: bytes) -> None:
 
 
 def test_a_huge_document_is_refused_unread() -> None:
-    """Also if it is valid JSON with a right checksum."""
+    """This also holds for valid JSON with a right checksum."""
     with pytest.raises(MalformedDocument, match=f"at most {MAX_DOCUMENT_BYTES:,} fit"):
         decode_document(changed(cluster_id="x" * MAX_DOCUMENT_BYTES))
 
@@ -236,7 +236,7 @@ json_values = st.recursive(
 
 @given(st.sampled_from(ClusterDocument.__struct_fields__), json_values)
 def test_any_value_of_a_key_is_read_or_refused(key: str, value: object) -> None:
-    """With a checksum that matches: the document that is read has this value, or the error is the clear one."""
+    """With a matching checksum, the decoded document has this value, or the error is MalformedDocument."""
     try:
         found = decode_document(changed(**{key: value}))
     except MalformedDocument:

@@ -102,5 +102,5 @@ def test_names_of_segments_sort_as_their_offsets(first, second):
     ids=ascii,
 )
 def test_other_files_are_no_segments(name):
-    """Only 20 digits that are an offset, and .log, name a segment; every other file in the folder is let be."""
+    """Only 20 digits that are an offset, with .log, name a segment; other files in the folder are ignored."""
     assert parse_segment_name(name) is None

@@ -63,7 +63,7 @@ def encode_again(case: dict[str, Any]) -> bytes:
 
 
 def test_there_are_golden_batches_of_every_kind():
-    """Every codec, every column and both widths of timestamps are among the golden batches."""
+    """The golden batches include every codec, every column and both widths of timestamps."""
     found = [load(name)[1]["header"] for name in NAMES]
     assert {header["attributes"] & 7 for header in found} == set(BY_NUMBER)
     for size in ("timestamps_size", "keys_size", "headers_size"):
@@ -106,7 +106,7 @@ def test_an_uncompressed_batch_is_written_as_ever(name):
 
 @pytest.mark.parametrize("name", [name for name in NAMES if load(name)[1]["header"]["attributes"] & 7 != CODEC_NONE])
 def test_a_compressed_batch_is_written_with_the_same_header(name):
-    """Another release of a codec may find shorter bytes; whatever does not depend on them is as in the golden file."""
+    """A newer release of a codec may find shorter bytes; everything else equals the golden file."""
     data, golden = load(name)
     fresh = encode_again(golden["input"])
     differ = {"payload_size", "payload_checksum", "header_checksum"}
@@ -138,7 +138,7 @@ def test_a_checkpoint_is_written_as_ever():
 
 
 def test_a_golden_index_reads_and_is_written_as_ever():
-    """Both files of an index give the entries they were made from, and these give the files."""
+    """Both files of an index decode to the golden entries, and these encode to the files."""
     offset_bytes = (GOLDEN / "segment.index").read_bytes()
     time_bytes = (GOLDEN / "segment.timeindex").read_bytes()
     expected = json.loads((GOLDEN / "segment.index.json").read_text())

@@ -58,7 +58,7 @@ def test_entries_come_back(entries):
 
 @given(entries=triples(), cut=st.tuples(st.integers(0, 250), st.integers(0, 250)))
 def test_files_cut_short_give_the_entries_that_both_have(entries, cut):
-    """With either file cut at any byte the entries before the cut are there, and no other."""
+    """If either file is cut at any byte, exactly the entries before the cut are read."""
     offset_bytes, time_bytes = encode(entries)
     offset_bytes, time_bytes = offset_bytes[: cut[0]], time_bytes[: cut[1]]
     found, whole = decode(offset_bytes, time_bytes)

@@ -38,7 +38,7 @@ def state(topic_id: str) -> TransactionState:
 
 
 def test_a_position_is_written_and_read_as_ever() -> None:
-    """Under the topic's id."""
+    """The record has the topic's id."""
     key, value = golden("position")
     tp = TopicPartition("orders", 4)
     made = encode(
@@ -58,7 +58,7 @@ def test_a_position_of_format_1_is_read_as_ever() -> None:
 
 
 def test_a_transaction_is_written_and_read_as_ever() -> None:
-    """With the ids of the topics."""
+    """The record has the ids of the topics."""
     key, value = golden("transaction")
     assert (encode_key("etl-1"), encode_state(state(TOPIC_ID))) == (key, value)
     assert read(key, value) == {"etl-1": state(TOPIC_ID)}

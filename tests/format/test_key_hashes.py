@@ -20,7 +20,7 @@ def column(keys: list[bytes | None]) -> memoryview:
 
 @given(keys=KEYS | ALIKE, seed=st.integers(0, 2**64 - 1))
 def test_every_way_gives_the_same_identity(keys: list[bytes | None], seed: int) -> None:
-    """From a column, from a list, or one by one, whether or not all keys are of one length."""
+    """A column, a list, and single keys give the same identity, for keys of equal and of different lengths."""
     found, listed = key_identities(column(keys), len(keys), seed), identities_of(keys, seed)
     for at, key in enumerate(keys):
         if key is None:
@@ -61,7 +61,7 @@ def test_a_hundred_thousand_long_keys_are_all_different() -> None:
 
 
 def test_a_column_without_keys_is_all_null() -> None:
-    """As a batch stores it in which no record has a key."""
+    """A batch without keys stores the column like this."""
     found = key_identities(memoryview(b""), 3)
     assert found.is_null is not None
     assert found.is_null.tolist() == [True] * 3

@@ -78,7 +78,7 @@ def with_partition(**changes: Any) -> Manifest:
 
 
 def test_what_is_written_is_read() -> None:
-    """All of it, and it is JSON with the names that docs/format.md gives."""
+    """Everything survives, and it is JSON with the names in docs/format.md."""
     assert decode_manifest(encode_manifest(MANIFEST)) == MANIFEST
     document = msgspec.json.decode(encode_manifest(MANIFEST))
     assert document["format"] == 1
@@ -86,7 +86,7 @@ def test_what_is_written_is_read() -> None:
 
 
 def test_objects_are_all_that_it_refers_to() -> None:
-    """Nothing that is condemned, everything else; deleting what is not among them must be safe."""
+    """The list has every object except condemned ones: it must be safe to delete all others."""
     assert [one.key for one in MANIFEST.objects()] == [
         "files/f", "segments/a", "segments/a.snapshot", "segments/b", "segments/c.snapshot", "tails/7", "tails/8",
     ]  # fmt: skip
@@ -186,7 +186,7 @@ def test_an_impossible_address_is_refused(nodes: tuple[ServerNode, ...], why: st
 
 
 def test_any_byte_that_is_another_one_is_noticed() -> None:
-    """In a number or a name it would be a manifest still."""
+    """A changed byte in a number or a name would otherwise give a valid manifest."""
     data = encode_manifest(MANIFEST)
     for position in range(len(data)):
         wrong = bytearray(data)

@@ -106,7 +106,7 @@ def test_a_column_that_does_not_decode_is_told_with_its_place(column, fields):
 
 
 def test_a_batch_becomes_arrow():
-    """Every column is there as Arrow, times as milliseconds in UTC, nulls as nulls."""
+    """Every column is in Arrow, with times as milliseconds in UTC, and nulls as nulls."""
     pytest.importorskip("pyarrow")
     given = Columns([b"a", None], [None, b"k"], [NOW_MS, NOW_MS + 1], [(("h", b"1"), ("h", None)), ()])
     table = read_batch(batch_bytes(given, 7)).to_arrow()

@@ -139,7 +139,7 @@ def test_what_is_wrong_in_a_payload_or_in_a_header_costs_one_batch():
 
 @given(given=st.binary(max_size=400), start=st.integers(0, 95), size=st.integers(1, 95))
 def test_an_intact_payload_tells_where_a_damaged_header_ended(given, start, size):
-    """Any stretch of the header may be wrong, but for its magic and the payload's checksum."""
+    """Any part of the header may be wrong, except its magic and the payload's checksum."""
     inner = batch_bytes([b"forged"], 11)
     data, (_, position, following, _) = three(b"one", given + inner)
     head = bytearray(data[position : position + HEADER_SIZE])

@@ -26,7 +26,7 @@ def placed(batch: object, base_offset: int = 0, epoch: int = 0) -> bytes:
     st.integers(0, 2**31),
 )
 def test_what_is_read_back_is_what_was_encoded(one: Columns, codec: int, base_offset: int, epoch: int) -> None:
-    """It is placed anywhere as the one that was encoded would be, byte for byte."""
+    """The decoded batch can be placed at any offset, with the same bytes as the encoded one."""
     data = batch_bytes(one, 0, codec=codec)
     batch = read_stored_batch(memoryview(data), 0, "file")
     assert batch.size_bytes == len(data)
@@ -36,7 +36,7 @@ def test_what_is_read_back_is_what_was_encoded(one: Columns, codec: int, base_of
 
 
 def test_batches_one_after_another() -> None:
-    """Each is read at its own position."""
+    """Each batch is read at its own position."""
     parts = [batch_bytes([b"%d" % n] * (n + 1)) for n in range(4)]
     view = memoryview(b"".join(parts))
     position = 0

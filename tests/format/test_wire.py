@@ -181,7 +181,7 @@ REFUSED = {
 
 @pytest.mark.parametrize(("reason", "data"), REFUSED.values(), ids=REFUSED)
 def test_what_is_refused_and_why(reason: str, data: bytes) -> None:
-    """With a word that a server can translate."""
+    """The error has a message that a server can translate."""
     with pytest.raises(InvalidWireBatch) as told:
         encoded(data)
     assert told.value.reason == reason
@@ -196,7 +196,7 @@ def test_every_cut_is_refused() -> None:
 
 
 def test_every_byte_behind_the_place_is_checked() -> None:
-    """One that has changed on the way is noticed; the first 16 say where a batch lies, and are ours to make."""
+    """A byte that changed on the way is detected; the first 16 are the batch's place, which the log writes."""
     for at in range(PLACE_SIZE, len(GOOD)):
         with pytest.raises(InvalidWireBatch):
             encoded(changed_byte(GOOD, at))
@@ -204,7 +204,7 @@ def test_every_byte_behind_the_place_is_checked() -> None:
 
 
 def test_the_limit_is_of_bytes_as_they_are_sent() -> None:
-    """Its header among them, compressed or not."""
+    """The limit counts the header and the bytes as they are sent, compressed or not."""
     encoded(GOOD, len(GOOD))
     with pytest.raises(RecordTooLarge) as told:
         encoded(GOOD, len(GOOD) - 1)
@@ -236,7 +236,7 @@ def test_nothing_of_what_was_sent_is_changed_or_copied() -> None:
 
 @pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
 def test_log_append_time(codec: int) -> None:
-    """Every record has the time of the append, for us and for Kafka's clients, and both checksums are right again."""
+    """Every record has the time of the append, for the library and for Kafka's clients, with right checksums."""
     lying = stored(foreign(A_FEW, codec), 10, 2, append_time_ms=NOW_MS + 12345)
     found = unpack_header(lying)
     assert found["max_timestamp"] == NOW_MS + 12345
@@ -263,7 +263,7 @@ def test_a_stamp_says_what_the_batch_does() -> None:
 
 @given(sent(), st.sampled_from(list(CODECS.values())), st.integers(0, 2**31 - 1))
 def test_a_batch_is_extended(records: list[Sent], codec: int, behind: int) -> None:
-    """Where compaction lets it end later, both headers say so, and the records are as they were."""
+    """If compaction extends the end of a batch, both headers say so, and the records stay."""
     batch = encoded(foreign(records, codec))
     last = max(len(records) - 1, behind)
     batch.extend_to(last)
@@ -275,7 +275,7 @@ def test_a_batch_is_extended(records: list[Sent], codec: int, behind: int) -> No
 
 @given(sent(), st.sampled_from(list(CODECS.values())))
 def test_a_stored_batch_is_placed_elsewhere(records: list[Sent], codec: int) -> None:
-    """As the client's would be."""
+    """The result is the same as for the client's batch."""
     data = foreign(records, codec, producer=(9, 2, 4))
     moved = read_stored_batch(memoryview(stored(data, 100, 7)), 0)
     assert isinstance(moved, EncodedWireBatch)
@@ -298,7 +298,7 @@ def test_every_byte_on_disk_is_covered() -> None:
 @pytest.mark.parametrize("field", ["last_offset_delta", "base_timestamp", "max_timestamp", "producer_id",
                                    "producer_epoch", "base_sequence", "record_count", "attributes"])  # fmt: skip
 def test_headers_that_disagree_are_told(field: str) -> None:
-    """Both checksums are right, and the two headers say different things: verify says which."""
+    """Both checksums are right, but the headers differ: verify says how."""
     wire = parse_wire_batch(GOOD)
     other = {"attributes": 1 << 4}.get(field, getattr(wire, field) + 1)
     if field == "last_offset_delta":
@@ -316,7 +316,7 @@ def test_headers_that_disagree_are_told(field: str) -> None:
 
 @given(st.binary(max_size=300), st.integers(0, 20), st.sampled_from(list(CODECS.values())))
 def test_records_that_are_none(data: bytes, count: int, codec: int) -> None:
-    """Any bytes for records end in ValueError or in records, and in nothing else."""
+    """Any bytes decode to records or raise ValueError."""
     payload = memoryview(GOOD[:WIRE_HEADER_SIZE] + data)
     try:
         found = decode_records(payload, codec, count)
@@ -387,7 +387,7 @@ def made(records: list[Sent], codec: int = 0, **fields: Any) -> bytes:
 
 @given(sent(), st.sampled_from(list(CODECS.values())))
 def test_what_is_made_here_is_read_by_a_client(records: list[Sent], codec: int) -> None:
-    """And what a client makes of the same records is the same, byte for byte, where nothing is compressed."""
+    """Encoding the same records gives the same bytes as a client's, if they are not compressed."""
     data = made(records, codec, base_offset=7, epoch=3)
     assert read_foreign(data) == [(7 + at, one) for at, one in enumerate(records)]
     check_wire_batch(data)
@@ -422,7 +422,7 @@ def test_a_delete_horizon() -> None:
 
 
 def test_an_empty_batch() -> None:
-    """No record, and its offsets."""
+    """It has no record, but offsets."""
     data = empty_wire_batch(10, 2**31 - 1, 5)
     assert read_foreign(data) == []
     header = parse_wire_batch(data)
@@ -453,7 +453,7 @@ def timestamp_deltas(numbers: list[bytes]) -> list[int]:
 @example([0])
 @example([2**63 - 1, -(2**63)] * 20)
 def test_varints(numbers: list[int]) -> None:
-    """Every number of 64 bits comes back, of a few records, which are read one by one, and of many."""
+    """Every 64-bit number survives, in a few records, which are read one by one, and in many."""
     written = [varint(number) for number in numbers]
     assert timestamp_deltas(written) == numbers
     for number, alone in zip(numbers, written, strict=True):
@@ -471,7 +471,7 @@ def test_varints_of_other_writers(count: int) -> None:
 
 
 def test_names_of_headers_that_are_no_utf8() -> None:
-    """Nothing is unreadable for them: they are read as Java's clients do, and stay stored as they are."""
+    """They do not make a record unreadable: readers see what Java's clients see, and the stored bytes stay."""
     body = b"\0\0\0\1\1" + varint(1) + varint(2) + b"\xff\xfe" + varint(1) + b"x"
     data = pack_wire_batch(
         varint(len(body)) + body, base_offset=0, leader_epoch=0, attributes=0, last_offset_delta=0,

@@ -112,6 +112,6 @@ def test_usual_records_are_pieces(keyed: bool) -> None:
 
 
 def test_lengths_that_differ_much_are_left_to_others() -> None:
-    """One long value among small ones: nothing is copied as if all were as long."""
+    """With one long value among small ones, the copies have the actual lengths."""
     columns, _ = both(None, [b"s" * 10] * 500 + [b"l" * 60_000])
     assert find_blobs(columns, 0, 501) is None

@@ -89,7 +89,7 @@ def test_large_batches_are_not_copied() -> None:
 
 
 def test_runs_that_follow_are_joined() -> None:
-    """Two parts of one run are that run again."""
+    """Two consecutive parts of a run are joined to that run."""
     log, sent = lying([30, 9, 200, 8, 1], base_offset=100)
     view = memoryview(log)
     whole, _ = scan_wire_run(view, 0, len(view), 100, 100, ALL, ALL)

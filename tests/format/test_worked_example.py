@@ -67,7 +67,7 @@ def test_the_dump_is_the_batch():
 
 
 def test_the_positions_in_the_dump_are_right():
-    """Each line begins where the one above it ends, and the page tells their sum."""
+    """Each line begins where the previous one ends, and the page has their sum."""
     position = 0
     for line in dump():
         assert line.position == position, line.field
@@ -87,7 +87,7 @@ def test_the_header_in_the_dump_is_annotated_rightly():
 
 
 def test_the_payload_in_the_dump_is_annotated_rightly():
-    """Every item of every column has its line, and what the line says it is its bytes are."""
+    """Every item of every column has a line, whose text describes its bytes."""
     batch = read_batch(b"".join(line.data for line in dump()))
     items: dict[str, Any] = {"keys": batch.keys, "values": batch.values, "headers": batch.headers}
     described = set()
@@ -112,7 +112,7 @@ def test_the_payload_in_the_dump_is_annotated_rightly():
 
 
 def test_the_example_of_kafkas_layout():
-    """Its bytes are those of such a batch in such a place, each line says what they are, and their sum is right."""
+    """Its bytes are those of such a batch at this place, each line describes them, and their sum is right."""
     lines = dump("An example of Kafka's layout")
     data = b"".join(line.data for line in lines)
     records = [Sent(b"k1", b"hello", NOW_MS, (("trace", b"\x07"),)), Sent(None, b"world", NOW_MS + 5)]
@@ -132,7 +132,7 @@ def test_the_example_of_kafkas_layout():
 
 
 def test_the_fields_of_kafkas_header_are_on_the_page():
-    """In order."""
+    """The page has the fields in order."""
     assert table_column("Kafka's layout", 1)[: len(WireHeader._fields)] == list(WireHeader._fields)
 
 
@@ -197,7 +197,7 @@ def test_the_reader_on_the_page_reads_golden_batches(reader, name):
 
 
 def test_the_reader_on_the_page_notices_damage(reader):
-    """It refuses a flip of any byte, a cut anywhere, and offsets that go back, as the page says a reader must."""
+    """It refuses a flip of any byte, a cut anywhere, and decreasing offsets, as the page demands of a reader."""
     data = batch_bytes(EXAMPLE, 1000, epoch=3)
     for at in range(len(data)):
         flipped = bytearray(data)

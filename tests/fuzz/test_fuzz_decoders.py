@@ -135,7 +135,7 @@ hostile_json = [
 @fuzzed
 @given(data=st.binary(max_size=400))
 def test_random_bytes(name: str, data: bytes) -> None:
-    """Every decoder, on bytes that mean nothing."""
+    """Every decoder gets random bytes."""
     DECODERS[name](data)
 
 
@@ -171,7 +171,7 @@ def test_columns_of_other_types(items: list[Any], count: int) -> None:
     lambda rows: b"".join(encode_entries(*_arrays(rows)))
 )))  # fmt: skip
 def test_mutated_indexes(data: bytes) -> None:
-    """Entries with something wrong."""
+    """The indexes have wrong entries."""
     DECODERS["index"](data)
 
 

@@ -110,7 +110,7 @@ def read(found: RecordBatch, as_arrow: Callable[[RecordBatch], object]) -> int:
 def test_what_is_accepted_is_read(
     tmp_path: Path, seed: int, compacts: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By the library, Arrow, Spark, REST, the command line, compaction, a search by time; and verify finds nothing."""
+    """The library, Arrow, Spark, REST, commands, compaction and lookups by time read it; verify finds nothing."""
     from pyspark.sql.types import BinaryType, StructType, TimestampType
 
     from segmentlog.spark.arrow_batches import ArrowRows

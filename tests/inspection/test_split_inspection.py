@@ -100,7 +100,7 @@ def test_shares(sizes: list[int], workers: int) -> None:
 
 
 def test_what_is_known_is_not_read_again(tmp_path: Path) -> None:
-    """As often as it is asked for, and with the same counts."""
+    """Repeated requests give the same counts."""
     make_store(tmp_path / "store")
     known = known_segments(tmp_path / "store")
     for _ in range(2):

@@ -62,7 +62,7 @@ def _trial(failing_call: int, error: int) -> SimulatedProcess:
 @pytest.mark.long
 @pytest.mark.parametrize(("first", "error"), [(1, "EIO"), (2, "EMFILE"), (3, "ENOSPC")])
 def test_an_error_at_any_call_loses_no_descriptor(first: int, error: str) -> None:
-    """Once the partition is closed nothing of it is open, however it failed, in its closing too."""
+    """Once the partition is closed, no descriptor of it is open, also if the close failed."""
     calls = _trial(0, errno.EIO).calls
     assert calls > 200
     lost = []

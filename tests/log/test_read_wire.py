@@ -147,7 +147,7 @@ def test_batches_of_both_layouts(tmp_path: Path) -> None:
 
 
 def test_truncated_by_another_process(tmp_path: Path) -> None:
-    """After a truncation the same bytes may belong to other batches: no old batch is sent any more."""
+    """After a truncation, the same positions may belong to other batches: no former batch is sent."""
     log, other = open_log(tmp_path), open_log(tmp_path)
     append(other, 100)
     assert fetched(log) == read(other)

@@ -146,7 +146,7 @@ def test_who_may_not_is_told(tmp_path_factory: pytest.TempPathFactory, call: Cal
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_a_server_that_is_gone_is_told(call: Call) -> None:
-    """Where it should be, and that it may be back."""
+    """The error names the address, and that a later attempt may succeed."""
     port = free_ports()
     error = failure(call, cloud(S3Server(f"http://127.0.0.1:{port}"), retry_config=QUICK))
     assert f"127.0.0.1:{port}" in error.why
@@ -155,7 +155,7 @@ def test_a_server_that_is_gone_is_told(call: Call) -> None:
 
 
 def test_no_such_host_is_told() -> None:
-    """In words, and not as an error of a request."""
+    """The error says in words that the host is unknown."""
     error = failure(CALLS["get"], cloud(S3Server("http://nowhere.invalid"), retry_config=QUICK))
     assert "the host name is unknown" in error.why
 
@@ -208,7 +208,7 @@ def test_a_server_that_goes_on_failing_is_told(failing: FailingS3, bucket: Cloud
 def test_it_is_told_whether_another_try_may_help(
     failing: FailingS3, name: str, fault: Fault, retriable: bool, said: str
 ) -> None:
-    """Not where the same answer is to be expected."""
+    """If the same answer is to be expected, the error says that a retry is useless."""
     bucket = cloud(failing.server, retry_config=QUICK, client_options={"timeout": patience(fault)})
     failing.always = fault
     error = failure(CALLS[name], bucket)
@@ -222,7 +222,7 @@ def test_a_put_that_meets_nothing_is_no_missing_object(failing: FailingS3, bucke
 
 
 def test_a_store_that_minds_deleting_what_is_gone_deletes_the_others(tmp_path: Path) -> None:
-    """As some do, and obstore's own for files."""
+    """Some object stores raise for a missing object, also obstore's for local files."""
     bucket = CloudBucket(f"file://{tmp_path}")
     for name in ("a", "b", "c"):
         bucket.put(name, b"x")
@@ -338,7 +338,7 @@ def until_shipped(shipper: Shipper, log: Partition, offset: int) -> None:
 def test_a_server_that_takes_no_notice_of_conditions_is_refused(
     failing: FailingS3, bucket: CloudBucket, ignores: tuple[str, ...]
 ) -> None:
-    """Before anything relies on them: it would let two owners write over each other."""
+    """It is refused before it is used: two owners could overwrite each other's objects."""
     failing.ignores = ignores
     with pytest.raises(ConditionIgnored, match="ignores conditional writes") as caught:
         bucket.compare_and_swap("m", b"1", None)
@@ -388,7 +388,7 @@ def test_secrets_that_a_server_repeats_are_not_told(
     ],
 )
 def test_secrets_in_a_url_are_not_told(url: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Whether it can be opened or not."""
+    """This holds whether the URL can be opened or not."""
     caplog.set_level(logging.DEBUG)
     try:
         bucket = open_bucket(url)
@@ -401,7 +401,7 @@ def test_secrets_in_a_url_are_not_told(url: str, caplog: pytest.LogCaptureFixtur
 
 @pytest.mark.parametrize("scheme", ["abfs", "abfss", "ABFSS"])
 def test_the_container_in_a_url_is_no_secret(scheme: str) -> None:
-    """It says where the objects are: the store's files are to lead there by it."""
+    """It says where the objects are, and the store's files refer to it."""
     url = f"{scheme}://container@account.dfs.core.windows.net/place"
     assert open_bucket(f"{url}/").url == url
     assert open_bucket(open_bucket(url).url).url == url
@@ -472,7 +472,7 @@ def test_http_has_to_be_allowed(failing: FailingS3, monkeypatch: pytest.MonkeyPa
 
 
 def test_how_long_a_request_may_take_can_be_said(failing: FailingS3, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To those who have a slow line."""
+    """Users of a slow connection can set it."""
     for name, value in (failing.server.environment | {"AWS_TIMEOUT": "200ms"}).items():
         monkeypatch.setenv(name, value)
     failing.always = silent
@@ -511,7 +511,7 @@ def test_a_forked_child_is_told_that_it_cannot() -> None:
 
 
 def test_without_obstore_a_folder_works_and_the_rest_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """How to get it, too."""
+    """The error for other URLs says how to install it."""
     monkeypatch.setitem(sys.modules, "obstore", None)
     open_bucket(f"file://{tmp_path}/b").put("key", b"x")
     with pytest.raises(InvalidConfig, match=r"pip install '\.\[objects\]' in a clone"):

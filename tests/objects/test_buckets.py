@@ -70,14 +70,14 @@ def test_any_bytes_can_be_put(bucket: Bucket, kind: Any, size_bytes: int) -> Non
 
 
 def test_what_is_put_again_takes_the_place(bucket: Bucket) -> None:
-    """As a put does that is sent twice."""
+    """A put that is sent twice replaces the object."""
     bucket.put("it", b"first, and longer")
     bucket.put("it", b"second")
     assert bucket.get("it")[0] == b"second"
 
 
 def test_ranges_are_all_of_the_bytes_or_an_error(bucket: Bucket) -> None:
-    """No fewer than were asked for."""
+    """A range with fewer bytes than requested is an error."""
     data = os.urandom(100_000)
     bucket.put("it", data)
     for start, size_bytes in ((0, 1), (0, 100_000), (99_999, 1), (12_345, 54_321), (5, 0)):
@@ -90,7 +90,7 @@ def test_ranges_are_all_of_the_bytes_or_an_error(bucket: Bucket) -> None:
 
 
 def test_names_are_what_they_are(bucket: Bucket) -> None:
-    """No two of them are one, and each is listed as it was given."""
+    """Different names are different objects, and each is listed as it was given."""
     names = [f"{number}/{name}" for number, name in enumerate(NAMES)]
     for name in names:
         bucket.put(name, name.encode())
@@ -146,7 +146,7 @@ def test_many_are_listed_and_deleted(bucket: Bucket) -> None:
 
 
 def test_deleting_what_is_gone_is_no_error(bucket: Bucket) -> None:
-    """And keeps nothing else from being deleted."""
+    """Other objects in the call are deleted."""
     for name in ("a", "b", "c/d"):
         bucket.put(name, b"x")
     bucket.delete([])

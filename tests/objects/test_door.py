@@ -64,7 +64,7 @@ def values_of(store: LogStore, topic: str = "t") -> list[bytes | None]:
 def test_what_is_acknowledged_as_shipped_is_in_a_restore(
     tmp_path: Path, shipped: LogStore, bucket: LocalBucket
 ) -> None:
-    """Without any close, and long before the interval is over."""
+    """It is in the object store without a close, and long before the interval ends."""
     log = shipped.topic("t").partition(0)
     for number in range(3):
         assert log.append([b"%d" % number], ack="shipped") == number
@@ -134,7 +134,7 @@ def test_threads_that_wait_share_what_is_put(shipped: LogStore, bucket: LocalBuc
 
 
 def test_another_process_can_wait_for_it(shipped: LogStore) -> None:
-    """It wakes the one that ships, and sees what that says."""
+    """It wakes the shipping process, and sees its result."""
     shipped.topic("t").partition(0).append([b"ours"], ack="shipped")
     script = (
         "import sys, segmentlog\n"
@@ -212,7 +212,7 @@ def test_a_consumer_may_read_no_further_than_what_is_shipped(tmp_path: Path, buc
 
 
 def test_a_follower_is_woken_by_what_is_shipped(shipped: LogStore) -> None:
-    """It does not have to poll for that."""
+    """It need not poll for that."""
     log = shipped.topic("t").partition(0)
     seen = []
     with shipped.consumer("t", follow=True, shipped_only=True) as consumer:
@@ -237,7 +237,7 @@ def test_closing_ships_what_is_left(tmp_path: Path, bucket: LocalBucket) -> None
 def test_closing_while_the_object_store_is_gone_comes_to_an_end(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """And says what is not there."""
+    """The close reports the missing records."""
     (tmp_path / "bucket").write_text("a file stands there")
     with segmentlog.open(tmp_path / "store", ship=f"file://{tmp_path}/bucket") as store:
         store.create_topic("t").partition(0).append([b"x"])
@@ -247,7 +247,7 @@ def test_closing_while_the_object_store_is_gone_comes_to_an_end(
 
 
 def test_without_threads_a_tick_ships(tmp_path: Path, bucket: LocalBucket) -> None:
-    """And says when the next one is due."""
+    """The tick returns when the next one is due."""
     with segmentlog.open(
         tmp_path / "store", background=False, ship=bucket.url, ship_interval_ms=250, ship_topics=["t*"]
     ) as store:
@@ -263,7 +263,7 @@ def test_without_threads_a_tick_ships(tmp_path: Path, bucket: LocalBucket) -> No
 
 
 def test_so_many_bytes_are_shipped_before_the_interval_is_over(tmp_path: Path, bucket: LocalBucket) -> None:
-    """Where a number is given."""
+    """This holds if the number is set."""
     with segmentlog.open(tmp_path / "store", ship=bucket.url, ship_interval_ms=3_600_000, ship_bytes=10_000) as store:
         log = store.create_topic("t", fsync="always", compression_type="none").partition(0)
         wait_until(lambda: store.shipping.status().is_owner)  # type: ignore[union-attr]
@@ -372,7 +372,7 @@ def test_another_store_is_not_put_over_the_first(tmp_path: Path, bucket: LocalBu
 
 
 def test_a_copy_of_the_folder_is_not_the_owner(tmp_path: Path, bucket: LocalBucket) -> None:
-    """It would hand out offsets that the original hands out, too."""
+    """The copy would assign the same offsets as the original."""
     with LogStore(tmp_path / "store", background=False) as store:
         store.create_topic("t").partition(0).append([b"x"])
         store.ship(bucket.url)

@@ -76,7 +76,7 @@ def other(store: LogStore, clock: FakeClock) -> Iterator[LogStore]:
 def test_it_does_not_end_beside_somebody_who_ships(
     other: LogStore, shipper: Shipper, log: Partition, clock: FakeClock
 ) -> None:
-    """He is named, and nothing is changed; once he has stopped it ends, and all of it is here."""
+    """The error names the other process, and nothing changes; after its stop, shipping ends and all is local."""
     assert remote(log) == [0, 10, 20, 30]
     with pytest.raises(ShippingRefused, match=r"(this process itself|another process) ships this store; stop that"):
         other.shipping.stop_permanently()
@@ -101,7 +101,7 @@ sys.stdin.read()
 
 
 def test_another_process_that_ships_is_told_by_its_number(store: LogStore) -> None:
-    """So that it can be stopped; where the system does not say which one it is, that it is another one."""
+    """The error has its process id, if the system knows it, so that a user can stop it."""
     command = [sys.executable, "-c", _HOLDING, store.path]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None

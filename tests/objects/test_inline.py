@@ -96,7 +96,7 @@ def test_a_turn_with_little_that_is_new_is_one_request(
 
 
 def test_what_is_more_is_an_object(tmp_path: Path, store: LogStore, shipper: Shipper, bucket: Counting) -> None:
-    """As are segments, and files of the store; any older version reads that manifest."""
+    """More bytes become an object, like segments and files of the store; older versions can read that manifest."""
     store.topic("a").partition(0).append([b"x" * (INLINE_BYTES + 1)])
     shipper.run_cycle()
     assert inline(decoded(bucket)) == 0
@@ -107,7 +107,7 @@ def test_what_is_more_is_an_object(tmp_path: Path, store: LogStore, shipper: Shi
 def test_what_stands_in_the_manifest_is_moved_before_it_is_much(
     tmp_path: Path, store: LogStore, shipper: Shipper, bucket: Counting
 ) -> None:
-    """So a manifest stays small, and few turns are two requests; the objects that are emptied go."""
+    """So a manifest stays small, and few cycles take two requests; emptied objects are deleted."""
     logs = [log for name in "ab" for log in store.topic(name).partitions()]
     shipper.run_cycle()
     bucket.asked.clear()

@@ -128,7 +128,7 @@ def test_who_has_read_what_was_not_shipped_is_told(
 
 
 def test_who_has_read_a_record_between_markers_is_told(tmp_path: Path, store: LogStore, bucket: Memory) -> None:
-    """Only the markers up to the first record are gone by."""
+    """Only the markers before the first record are skipped."""
     transaction(store, "p", b"1")
     transaction_of_lost = store.producer(name="q", linger_ms=0)
     transaction_of_lost.begin_transaction()
@@ -142,7 +142,7 @@ def test_who_has_read_a_record_between_markers_is_told(tmp_path: Path, store: Lo
 
 
 def test_who_stands_at_the_end_of_what_was_shipped_goes_on(tmp_path: Path, store: LogStore, bucket: Memory) -> None:
-    """As ever, also where the restored store is opened again, dies, and is restored from its own shipping."""
+    """The group continues, also if the restored store is reopened, dies, or is restored from its own shipping."""
     transaction(store, "p", b"1")
     assert read_all(store) == [b"1"]
     ship(store, bucket)

@@ -216,7 +216,7 @@ def _take_over(
 
 
 def test_a_demonstration_of_the_checks() -> None:
-    """They are none that hold whatever happens."""
+    """Each check fails if its condition is broken."""
     history = History()
     history.note([["shipped", 0, 5, ["a", "b"]]])
     with pytest.raises(AssertionError):

@@ -135,7 +135,7 @@ def test_a_partition_that_cannot_be_fenced_keeps_no_other_from_that(
 
 
 def test_an_owner_whose_clock_is_set_back_is_told(tmp_path: Path, store: LogStore, bucket: Memory) -> None:
-    """Though he has nothing to ship: it is looked at twice a minute, whatever the clock says."""
+    """It finds the new owner although it has nothing to ship: it checks twice a minute, by the monotonic clock."""
     shipper = Shipper(store._topics, bucket, parallel=0)
     now_ms = int(time.time() * 1000)
     shipper.run_cycle(now_ms)

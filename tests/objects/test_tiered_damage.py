@@ -91,7 +91,7 @@ def test_a_stub_names_parts_that_make_the_segment() -> None:
 
 
 def test_a_stub_alone_is_not_believed(tmp_path: Path) -> None:
-    """One beside a log that is whole, or of another size, says nothing."""
+    """A stub next to a complete log, or one with another size, is ignored."""
     with LogStore(tmp_path / "store", background=False) as store:
         log = store.create_topic("a", **TIERED).partition(0)
         fill(log, 15)
@@ -135,7 +135,7 @@ def test_files_looked_at_without_a_way_to_it(log: Partition) -> None:
 def test_a_segment_that_leaves_while_it_is_looked_at_is_no_damage(
     tmp_path: Path, store: LogStore, log: Partition
 ) -> None:
-    """Between the question where its bytes are and the reading of them: then it is asked once more."""
+    """The segment leaves between the lookup of its place and the read: the read is repeated."""
     assert recall_segment(log.handle, 10)
 
     class Leaving(FileSystem):
@@ -177,7 +177,7 @@ def test_the_object_store_cannot_be_reached(tmp_path: Path, store: LogStore, log
 
 
 def test_an_object_that_is_gone_is_told_and_repaired(tmp_path: Path, store: LogStore, log: Partition) -> None:
-    """By its name; a repair makes a lost range of what it held, and all else is read."""
+    """The error has its name; a repair records a lost range for it, and all other records are read."""
     object_of(log, 10).unlink()
     assert values(log, start=20) == [value(number) for number in range(20, 45)]
     with pytest.raises(SegmentGone, match="gone"):
@@ -195,7 +195,7 @@ def test_an_object_that_is_gone_is_told_and_repaired(tmp_path: Path, store: LogS
 
 
 def test_an_object_that_was_changed_is_no_record(store: LogStore, log: Partition) -> None:
-    """Each batch is checked as in a file, and what is to come back as a whole."""
+    """Each batch is checked as in a file, and a recalled segment is checked as a whole."""
     path = object_of(log, 10)
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
@@ -217,7 +217,7 @@ class Losing(Memory):
 
 
 def test_what_is_not_there_is_not_relied_on(tmp_path: Path) -> None:
-    """Before a segment leaves its object is looked at: without it the segment stays, and health says why."""
+    """An eviction first checks the object: without it, the segment stays, and `health()` has the reason."""
     bucket = Losing()
     with LogStore(tmp_path / "store", background=False) as store:
         log = store.create_topic("a", **TIERED).partition(0)

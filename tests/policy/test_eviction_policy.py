@@ -46,7 +46,7 @@ def sealed(*marks: str) -> list[EvictionCandidate]:
     ],
 )
 def test_what_leaves(config: dict[str, Any], segments: str, leave: list[int]) -> None:
-    """By age, by size, from the oldest on, as Kafka says."""
+    """Segments leave by age or by size, the oldest first, as in Kafka."""
     settings = TopicConfig.from_mapping({"remote_storage_enable": True, **config})
     found = evictable_segments(settings, sealed(*segments), 50, NOW_MS)
     assert [segment.base_offset for segment in found] == leave

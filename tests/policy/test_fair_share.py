@@ -90,7 +90,7 @@ def test_keys_come_and_go() -> None:
 
 @given(st.integers(2, 8), st.data())
 def test_nobody_is_overtaken_twice(count: int, data: st.DataObject) -> None:
-    """While a key waits, each other key is served before it at most once, whichever of them come and go."""
+    """While a key waits, each other key is served before it at most once, whichever keys come and go."""
     turns: Turns[int] = Turns()
     for _ in range(4 * count):
         order = turns.order([*data.draw(st.lists(st.integers(1, count), unique=True)), 0])

@@ -100,7 +100,7 @@ def described(config: TopicConfig) -> dict[str, str | None]:
 
 
 def test_every_setting_of_kafkas_is_in_the_table() -> None:
-    """With all that 4.4.0 has; what is described is what may be set."""
+    """The table has all settings of 4.4.0; the described settings are those that can be set."""
     assert len(KAFKA) == 37
     assert set(KAFKA) == set(SETTINGS)
     assert list(described(TopicConfig())) == known_keys() == sorted({*SETTINGS, *TOPIC_CONFIG_KEYS})
@@ -127,7 +127,7 @@ def test_a_right_value_has_its_effect_or_is_reported_to_have_none(name: str, val
 
 @pytest.mark.parametrize(("name", "value"), [*REFUSED, *REFUSED_HERE])
 def test_a_wrong_value_is_refused(name: str, value: str) -> None:
-    """With the key, the value, and what it takes."""
+    """The error has the key, the value, and the valid values."""
     with pytest.raises(InvalidConfig) as caught:
         config_of(name, value)
     assert caught.value.key == name
@@ -135,7 +135,7 @@ def test_a_wrong_value_is_refused(name: str, value: str) -> None:
 
 
 def test_every_setting_has_a_meaning_or_a_reason() -> None:
-    """As a client that asks for documentation reads it."""
+    """Each has the text that a client gets as documentation."""
     for entry in describe(TopicConfig()):
         assert entry.documentation
         assert entry.documentation.startswith("Has no effect here: ") == (entry.name in WITHOUT)
@@ -183,7 +183,7 @@ def test_levels_are_those_of_the_topics_codec() -> None:
     ],
 )
 def test_of_both_flush_settings_the_safer_holds(settings: dict[str, str], fsync: str) -> None:
-    """In whatever order they are named: the engine has one policy. Without a limit they leave it as it is."""
+    """This holds in any order: the engine has one policy. Without a limit, the policy stays as it is."""
     assert str(TopicConfig.from_mapping(to_engine(settings)).fsync) == fsync
 
 
@@ -196,7 +196,7 @@ def test_tiered_storage_has_no_effect_until_the_store_is_shipped() -> None:
 
 
 def test_unknown_settings() -> None:
-    """Are refused where they are set, and change nothing where they are reset: MirrorMaker resets all it knows."""
+    """They are refused when they are set, and ignored when they are reset: MirrorMaker resets all settings it knows."""
     for name in ("message.downconversion.enable", "message.format.version", "retention.sm", ""):
         with pytest.raises(InvalidConfig, match="unknown topic setting"):
             to_engine({name: "1"})

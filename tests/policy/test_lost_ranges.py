@@ -63,7 +63,7 @@ def test_what_overlaps_is_the_first_with_an_offset_in_common(ranges: tuple[LostR
 
 @given(histories(), offsets)
 def test_where_history_goes_on(ranges: tuple[LostRange, ...], offset: int):
-    """At the first offset that is not lost; an offset that is not lost stays where it is."""
+    """History resumes at the first offset that is not lost; such an offset stays unchanged."""
     lost = numbers(ranges)
     wanted = offset
     while wanted in lost:
@@ -74,7 +74,7 @@ def test_where_history_goes_on(ranges: tuple[LostRange, ...], offset: int):
 
 @given(histories(), spans())
 def test_a_gap_is_explained_when_every_offset_of_it_is_lost(ranges: tuple[LostRange, ...], span: tuple[int, int]):
-    """By one range or by several that touch."""
+    """One range or several adjacent ones may explain it."""
     assert is_lost(ranges, *span) == (set(range(*span)) <= numbers(ranges))
 
 

@@ -54,7 +54,7 @@ def last_ones(keys: list[int], offsets: list[int], dead: list[bool], keep_last: 
 def test_the_last_of_each_key_stay(
     clash: bool, log: tuple[list[int], list[int], list[bool]], keep_last: int, room: int, step: int
 ) -> None:
-    """As far as there was room the map holds the last records of each key, and nothing else of them."""
+    """While it has room, the map holds exactly the last records of each key."""
     keys, offsets, dead = log
     with mock.patch.object(offset_map, "_mix", clashing if clash else offset_map._mix):
         found = OffsetMap(size_of(room, keep_last), keep_last)

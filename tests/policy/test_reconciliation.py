@@ -72,7 +72,7 @@ def test_steps(
     before: Holding, target: frozenset[PartitionId], owned: frozenset[PartitionId] | None, free: frozenset[PartitionId],
     after: Holding,
 ) -> None:  # fmt: skip
-    """Each row of the table; the target is of epoch 7."""
+    """Each row of the table is a step; the target has epoch 7."""
     assert reconcile(before, target, 7, owned, free.__contains__) == after
 
 

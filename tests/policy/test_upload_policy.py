@@ -140,7 +140,7 @@ _steps = st.lists(
 
 @given(_steps, st.sampled_from([TAIL_BYTES, 3000, 500]))
 def test_what_is_told_is_whole_and_comes_to_all_of_it(steps: list[tuple[Any, ...]], room_bytes: int) -> None:
-    """After every tick it is a log as it once was; and once nothing new comes, a few ticks ship all."""
+    """After every tick, the manifest has a state that the log had; after the last append, a few ticks ship all."""
     log = Log(room_bytes)
     with mock.patch("segmentlog.policy.upload_policy.TAIL_BYTES", room_bytes):
         for what, *args in steps:
@@ -206,7 +206,7 @@ def test_an_end_that_was_given_up_may_be_nearer() -> None:
 
 
 def test_ceilings_are_raised_ahead() -> None:
-    """At half of the window, which is two minutes of appends, or more; they never sink."""
+    """They are raised at half of the window, which is two minutes of appends or more, and never fall."""
     offset_grant = extend_grant(0, 0, 0.0)
     assert offset_grant == GRANT_MIN
     assert extend_grant(GRANT_MIN // 2, offset_grant, 0.0) == offset_grant

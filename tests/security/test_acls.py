@@ -196,7 +196,7 @@ def test_decisions_are_those_of_a_naive_reading(rules: list[Rule], questions: li
 
 @given(st.lists(_RULES, max_size=6), _QUESTIONS)
 def test_any_is_never_less_than_one(rules: list[Rule], question: Any) -> None:
-    """Where some name is allowed, `allows_any` says so."""
+    """If any name is allowed, `allows_any` returns True."""
     decisions = _CachedDecisions(Acls(tuple(rules), frozenset()), frozenset())
     principal, host, operation, kind, _ = question
     names = [*_NAMES, "aa", "abb", "abcd", "c", "*x"]
@@ -278,7 +278,7 @@ def _add_many(path: str, name: str) -> None:
 
 
 def test_workers_lose_no_rule_of_each_other(make: Make) -> None:
-    """Two processes that add; a third, which only reads, has all of them soon after."""
+    """Two processes add rules; a third one, which only reads, has all of them soon after."""
     authorizer = make("super User:ann")
     context = multiprocessing.get_context("spawn")
     processes = [context.Process(target=_add_many, args=(authorizer.path, name)) for name in ("one", "two")]
@@ -293,7 +293,7 @@ def test_workers_lose_no_rule_of_each_other(make: Make) -> None:
 
 
 def test_a_reader_looks_every_half_second(tmp_path: Path) -> None:
-    """So long a worker may go by what another one has changed."""
+    """For that time, a worker may use rules that another one has replaced."""
     path = tmp_path / "acls"
     path.write_text("")
     authorizer = Authorizer(str(path))

@@ -78,7 +78,7 @@ def test_nobody_has_an_empty_name() -> None:
 
 
 def test_no_certificate_is_an_error_wherever_it_is_cut() -> None:
-    """ValueError, and nothing else."""
+    """A cut anywhere raises ValueError, and no other error."""
     whole = certificate_for(subject((NameOID.COMMON_NAME, "ann", None)))
     for size in range(len(whole)):
         with pytest.raises(ValueError, match="certificate"):

@@ -115,7 +115,7 @@ def test_each_reason_is_logged_once_with_a_remedy(
 def test_clients_with_certificates_that_do_not_fit(
     store: LogStore, own: Pair, authority: trustme.CA, tmp_path: Path, logged: Logged
 ) -> None:
-    """With --tls-client-ca: one that has none, and one of another authority; both say what the client needs."""
+    """With --tls-client-ca, clients without a certificate or with one of another CA are logged with what they need."""
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
     with served(store, own, tls_client_ca=str(tmp_path / "ca.pem")) as server:
         connect(server, trusting(authority))
@@ -139,7 +139,7 @@ def test_who_merely_leaves_is_no_warning(
 
 
 def test_a_reason_that_goes_on_is_logged_again_with_a_count(logged: Logged) -> None:
-    """After ten minutes, with how many there were; the number of reasons that are kept is bounded."""
+    """After ten minutes it is logged with its count; the number of reasons that are kept is bounded."""
     now_s = 0.0
     refusals = TlsRefusals(logging.getLogger("segmentlog.server"), again_s=600, clock=lambda: now_s)
     for _ in range(1000):

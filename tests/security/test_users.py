@@ -25,7 +25,7 @@ def path(tmp_path: Path) -> str:
 
 
 def test_the_keys_are_those_of_rfc_7677() -> None:
-    """Its example: user, password `pencil`, 4096 iterations."""
+    """The example has user, password `pencil`, and 4096 iterations."""
     import base64
     import hashlib
     import hmac
@@ -126,7 +126,7 @@ def test_names_that_clients_send_differently_are_refused(path: str, name: str) -
 
 @pytest.mark.parametrize("password", ["", "pass\u00a0word", "ﬁre", "tab\t", "\U0001f600"])
 def test_passwords_that_clients_send_differently_are_refused(path: str, password: str) -> None:
-    """And the message does not repeat them."""
+    """The message does not repeat them."""
     with pytest.raises(InvalidUser) as error:
         add_user(path, "ann", password, iterations=4096)
     assert not password or password not in str(error.value)
@@ -149,7 +149,7 @@ def test_accents_and_other_scripts_are_welcome(path: str) -> None:
     ],
 )  # fmt: skip
 def test_saslprep_is_that_of_rfc_4013(text: str, prepared: str | None) -> None:
-    """Its examples."""
+    """The examples of the RFC hold."""
     if prepared is None:
         with pytest.raises(ValueError, match="SASLprep"):
             saslprep(text)
@@ -218,7 +218,7 @@ def test_what_is_no_text_is_refused_in_a_sentence(path: str, data: bytes, caplog
 
 
 def test_a_file_cut_anywhere_is_refused(path: str) -> None:
-    """However much of it a careless copy brought; an empty one is as if there were none, for `add_user`."""
+    """Any part of a file is refused; for `add_user`, an empty file is like a missing one."""
     add_user(path, "ann", "pw", iterations=4096)
     whole = Path(path).read_bytes().rstrip()
     for size in range(0, len(whole), 7):
@@ -268,7 +268,7 @@ def _add_many(path: str, name: str) -> None:
 
 
 def test_two_processes_add_and_lose_nobody(path: str) -> None:
-    """Each reads what the other wrote, and a server that reads meanwhile finds a whole file."""
+    """Each process reads what the other wrote, and a server that reads meanwhile gets a complete file."""
     add_user(path, "ann", "pw", iterations=4096)
     context = multiprocessing.get_context("spawn")
     processes = [context.Process(target=_add_many, args=(path, name)) for name in ("one", "two")]

@@ -194,9 +194,9 @@ def versions_of(key: int) -> list[int]:
 def test_more_of_a_request_adds_no_more_than_errors(
     make_world: Callable[..., World], key: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once the limits of an answer are reached, each further element is answered by an error, and looked at briefly.
+    """Once the limits of an answer are reached, each further element costs an error and a brief check.
 
-    In the first version, the last and one between them: little of what changes costs anything.
+    The test uses the first, the last and a middle version: versions hardly change the cost.
     """
     every = versions_of(key)
     some = sorted({every[0], every[len(every) // 2], every[-1]})
@@ -219,7 +219,7 @@ def test_so_in_every_version(make_world: Callable[..., World], key: int, monkeyp
 @pytest.mark.long
 @pytest.mark.parametrize("key", SERVED, ids=lambda key: APIS[key].name)
 def test_the_largest_request_of_each_api(make_world: Callable[..., World], key: int) -> None:
-    """As many elements and bytes as a request may have: what it takes is bounded, and so is its answer."""
+    """With the maximal number of elements and bytes, the cost of a request and of its answer is bounded."""
     world = make_world(partitions=1000)
     version = versions_of(key)[-1]
     for shape in shapes(key, version, world.topic_id):

@@ -305,7 +305,7 @@ def test_nothing_is_lost_when_it_is_killed(tmp_path: Path, seed: int, client: st
 
 
 def test_a_worker_that_stands_still_is_replaced(tmp_path: Path) -> None:
-    """It says nothing for too long: it is killed, and another one takes its place."""
+    """A worker that is silent for too long is killed, and another one takes its place."""
     server = Killable(tmp_path / "store", "1.0")
     server.start()
     try:
@@ -319,7 +319,7 @@ def test_a_worker_that_stands_still_is_replaced(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_cannot_begin_ends_the_server(tmp_path: Path) -> None:
-    """With what is wrong, and no loop of starts."""
+    """The error has the reason, and no worker is started again."""
     users = tmp_path / "users"
     users.write_text("no user: at all {")
     server = Killable(tmp_path / "store", "5.0", str(users))
@@ -331,7 +331,7 @@ def test_a_worker_that_cannot_begin_ends_the_server(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_hangs_up_is_waited_for_quietly(tmp_path: Path) -> None:
-    """One that was killed closes its files before it has ended: until then nothing wakes the supervisor for that."""
+    """A killed worker closes its files before it has ended: the supervisor sleeps until the end."""
     plan = supervisor.ServerPlan(path=str(tmp_path / "store"), host="127.0.0.1", port=0)
     tested = supervisor.Supervisor(plan, lambda *_: None)
     status_read, status_write = os.pipe2(os.O_NONBLOCK)

@@ -273,7 +273,7 @@ def test_what_is_hidden_is_as_if_it_were_not_there(world: World, seed: int) -> N
 
 @pytest.mark.long
 def test_who_may_see_it_is_told_otherwise(world: World) -> None:
-    """Such requests do tell what there is, in each version, so that the test above can fail."""
+    """Such requests reveal existing objects in each version, so the test above can fail."""
     random = Random(1)
     for key, version in every_api():
         tells = ROWS[key] is TELLS

@@ -149,7 +149,7 @@ def test_a_buffer_too_many_waits_its_patience() -> None:
 
 @pytest.mark.parametrize("size", [101 << 20, 2**31 - 1, -1])
 def test_too_large_a_request_ends_its_connection(make_server: MakeServer, size: int) -> None:
-    """Before anything is made for it."""
+    """The connection ends before memory is allocated for the request."""
     server = make_server()
     with WireClient(server.bootstrap_servers) as client:
         client.raw(size.to_bytes(4, "big", signed=True))
@@ -158,7 +158,7 @@ def test_too_large_a_request_ends_its_connection(make_server: MakeServer, size: 
 
 
 def test_connections_are_counted(make_server: MakeServer) -> None:
-    """In all, and of an address: one more is closed at once, and there is room again when one has gone."""
+    """The limits count all connections, and those of an address: one more is closed at once, until another one ends."""
     server = make_server(connections=3)
     clients = [WireClient(server.bootstrap_servers) for _ in range(3)]
     for client in clients:
@@ -174,7 +174,7 @@ def test_connections_are_counted(make_server: MakeServer) -> None:
 
 @pytest.mark.parametrize("said", [b"", b"\0", b"\0\0\1\0", b"\0\1\0\0" + bytes(1000)])
 def test_who_says_nothing_or_stops_in_the_middle_is_cut_off(make_server: MakeServer, said: bytes) -> None:
-    """After the idle time, or the patience for a request that was begun."""
+    """The limits are the idle time, and the patience for a request that has begun."""
     server = make_server(idle_s=0.3, patience_s=0.3)
     with WireClient(server.bootstrap_servers) as client:
         client.raw(said)

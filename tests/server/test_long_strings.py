@@ -76,7 +76,7 @@ def test_what_is_wrong_is_told_shortly(desk: Desk, key: int, versions: tuple[int
 
 
 def test_longer_ones_are_not_taken(desk: Desk) -> None:
-    """Else other clients would get them in versions that cannot represent them."""
+    """Otherwise other clients would get them in versions that cannot represent them."""
     with pytest.raises(BadFrame, match="a string has 32768 bytes"):
         desk.ask(11, 9, join(LONGEST + "x"))
     assert desk.ask(11, 9, join(LONGEST)).error_code == ErrorCode.NONE

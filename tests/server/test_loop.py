@@ -111,7 +111,7 @@ def test_many_that_ask_now_and_then_have_no_threads(serve: Callable[..., Server]
 
 
 def test_what_came_together_is_answered_together(serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch) -> None:
-    """In order, and in far fewer pieces."""
+    """The answers come in order, in far fewer pieces."""
     server = serve()
     sent: list[int] = []
     send_now = PlainTransport.send_now
@@ -187,7 +187,7 @@ def test_requests_behind_one_that_nobody_waits_for_are_done(
 def test_a_client_that_left_costs_one_look_a_request(
     serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once it is known that the client has left, none of its requests is worked on for a tenth of a second."""
+    """Once a client is known to have left, its requests get no more work for a tenth of a second."""
     server = serve()
     asked: list[int] = []
     call_each = RequestContext.each
@@ -266,7 +266,7 @@ def test_a_batch_that_waits_for_a_place_keeps_nobody_waiting(
 
 
 def test_answers_behind_a_long_poll(serve: Callable[..., Server]) -> None:
-    """They wait for it, as their order wants; a second long poll does not wait."""
+    """They wait for it, because order counts; a second long poll does not wait."""
     server = serve()
     with WireClient(server.bootstrap_servers) as client, WireClient(server.bootstrap_servers) as producer:
         client.send(1, 11, polling(0))

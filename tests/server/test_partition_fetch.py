@@ -69,7 +69,7 @@ def expected(log: Partition, fetch: Fetches, offset: int = 0) -> bytes:
 
 
 def test_nothing_is_looked_at_twice(tmp_path: Path, fetch: Fetches) -> None:
-    """From any batch on, and as much as is wanted; what is appended since is looked at once."""
+    """Fetches begin at any batch and have any size; appended batches are read once."""
     log = open_log(tmp_path)
     append(log, 20)
     assert fetch(log) == expected(log, fetch)
@@ -122,7 +122,7 @@ def test_what_is_other_by_now_is_looked_at(tmp_path: Path, fetch: Fetches, how: 
 
 
 def test_what_was_aborted_is_told_with_the_batches_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two compactions between the batches and the list: what was aborted is gone by then, and its marker, too."""
+    """Two compactions come between the batches and the list: the aborted records and their marker are gone by then."""
     log = open_log(tmp_path, cleanup_policy="compact", fsync="never")
     for number, committed in enumerate([False, True]):
         stamp = ProducerStamp(7, 0, -1, transactional=True)

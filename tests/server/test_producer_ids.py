@@ -139,7 +139,7 @@ def test_ids_that_a_client_makes_up_are_refused(serve: Serve) -> None:
 
 
 def test_a_transactional_batch_that_names_no_transaction_is_refused(serve: Serve) -> None:
-    """Also under an id of the client's own."""
+    """This also holds for the client's own id."""
     broker = serve()
     data = foreign([Sent(b"k", b"v")], producer=(*assigned(broker), 0), transactional=True)
     topics = [TopicProduceData("t", partition_data=[PartitionProduceData(0, memoryview(data))])]
@@ -163,7 +163,7 @@ def test_a_client_counts_on_under_its_id(serve: Serve) -> None:
 
 
 def test_every_client_has_an_id_of_its_own(serve: Serve) -> None:
-    """Also those of one principal, and of two workers."""
+    """This holds for clients of one principal, and of two workers."""
     brokers = [serve(), serve(number=2)]
     found = [assigned(broker, who)[0] for broker in brokers for who in (ANN, EVE) for _ in range(50)]
     assert len(set(found)) == 200
@@ -171,7 +171,7 @@ def test_every_client_has_an_id_of_its_own(serve: Serve) -> None:
 
 
 def test_another_worker_knows_the_id_and_so_does_a_restart(serve: Serve) -> None:
-    """Nothing that was acknowledged is appended twice when it comes again."""
+    """A repeated batch that was acknowledged is not appended again."""
     first, second = serve(), serve(number=2)
     numbers = assigned(first)
     assert produce(second, numbers, 0) == (ErrorCode.NONE, 0)
@@ -227,7 +227,7 @@ def test_a_lost_secret_ends_ids_and_new_ones_work(tmp_path: Path, serve: Serve) 
 def test_a_damaged_secret_is_read_and_warned_about_once(
     tmp_path: Path, serve: Serve, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However many batches come; another process that replaces the file is noticed."""
+    """This holds for any number of batches; a file that another process has replaced is noticed."""
     broker = serve()
     numbers = assigned(broker)
     broker.store.close()

@@ -94,7 +94,7 @@ def race(tmp_path: Path) -> Iterator[_Race]:
 
 
 def test_produce_reaches_no_other_topic(race: _Race) -> None:
-    """Nothing is appended, and the client is told that the id is unknown."""
+    """Nothing is appended, and the client gets the error that the id is unknown."""
     batch = memoryview(foreign([Sent(b"k", b"for the old one")]))
     part = PartitionProduceData(0, batch)
 

@@ -176,7 +176,7 @@ def test_every_api_is_asked() -> None:
 
 @pytest.mark.parametrize("name", USERS)
 def test_who_has_a_right_is_shown_that_and_nothing_else(world: World, broker: Broker, name: str) -> None:
-    """No answer shows what the rules deny; and what they allow is shown by some API."""
+    """No answer shows objects that the rules deny, and some API shows the allowed ones."""
     user, desk = USERS[name], Desk(broker, principal(name))
     allowed = user.sees | user.over_kafka
     seen: set[str] = set()
@@ -201,7 +201,7 @@ def _subscription(*topics: str) -> bytes:
 
 
 def test_a_group_assigns_no_topic_that_a_member_may_not_describe(broker: Broker) -> None:
-    """To a classic member of a group of the consumer protocol: that would tell that the topic is there."""
+    """A classic member of a group of the consumer protocol would learn that the topic exists."""
     desk = Desk(broker, principal("open-things"))
     beat = _of(68)(
         "ConsumerGroupHeartbeatRequest", group_id="rest-group", member_id="m1", member_epoch=0,

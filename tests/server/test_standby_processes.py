@@ -89,7 +89,7 @@ def test_a_stopped_owner_is_fenced_and_becomes_the_standby(pair: list[Machine]) 
 
 
 def test_a_standby_that_is_first_waits_and_refuses_connections(pair: list[Machine]) -> None:
-    """It says what it waits for. Its port refuses connections until it has a replica, and sends clients away then."""
+    """It logs the reason. Its port refuses connections until it has a replica, and then turns clients away."""
     owner, standby = pair
     standby.start()
     line = standby.wait_for("waiting for a store at")
@@ -274,7 +274,7 @@ def test_a_wrong_url_is_refused(tmp_path: Path, arguments: tuple[str, ...], stat
 
 
 def test_a_port_in_use_is_refused_at_the_start(pair: list[Machine]) -> None:
-    """Although the port of a standby does not listen at first."""
+    """The error comes although the port of a standby does not listen at first."""
     _, standby = pair
     with socket.create_server(("127.0.0.1", standby.port)):
         standby.start()

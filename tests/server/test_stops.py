@@ -147,7 +147,7 @@ def fetch(wait_ms: int, size_bytes: int = 1 << 20) -> FetchRequest:
 
 
 def test_who_waits_for_the_disk_is_answered(start: Start, path: Path) -> None:
-    """All that were sent before: with the offsets at which they are found after it."""
+    """All pending requests are answered with the offsets that the records have afterwards."""
     server = start(fsync_s=0.5)
     with WireClient(server.address) as client:
         client.send(0, 7, produce(b"first"))
@@ -166,7 +166,7 @@ def test_who_waits_for_the_disk_is_answered(start: Start, path: Path) -> None:
 
 
 def test_who_waits_for_records_is_answered(start: Start) -> None:
-    """That there are none."""
+    """They get an empty answer."""
     server = start()
     with WireClient(server.address) as client:
         client.ask(18, 0, ApiVersionsRequest())
@@ -211,7 +211,7 @@ def fill(path: Path) -> None:
 
 
 def test_who_is_slow_gets_all_of_its_answer(start: Start, path: Path) -> None:
-    """It is waited for, for a while."""
+    """The server waits for it, for a limited time."""
     fill(path)
     server = start()
     with WireClient(server.address, receive_buffer=1 << 16) as client:
@@ -257,7 +257,7 @@ def test_a_handshake_is_not_waited_for(start: Start, tmp_path: Path, said: bytes
 
 @pytest.mark.parametrize("is_begun", [False, True])
 def test_who_has_not_said_who_he_is_is_not_waited_for(start: Start, tmp_path: Path, is_begun: bool) -> None:
-    """Before, and in the middle of SASL."""
+    """This holds before and during SASL."""
     users = str(tmp_path / "users.json")
     add_user(users, "ann", "secret", iterations=4096)
     server = start(users=users)

@@ -204,7 +204,7 @@ def test_a_handshake_does_not_take_for_ever(make_server: MakeServer, said: bytes
 
 @pytest.mark.parametrize("tls", [False, True])
 def test_the_oldest_stranger_makes_room(make_server: MakeServer, tls: bool, authority: trustme.CA) -> None:
-    """So many may be there at a time, in the handshake or after it; those who are in are not among them."""
+    """The limit counts clients in and after the handshake, and not those that have authenticated."""
     server = make_server(tls=tls, unauthenticated_connections=3)
     connect = (lambda: encrypted(server, authority)) if tls else lambda: WireClient(server.bootstrap_servers)
     known = log_in(connect())
@@ -222,7 +222,7 @@ def test_the_oldest_stranger_makes_room(make_server: MakeServer, tls: bool, auth
 
 @pytest.mark.parametrize("tls", [False, True])
 def test_strangers_of_one_address_make_room_for_those_of_another(make_server: MakeServer, tls: bool) -> None:
-    """However many there are of one, the few of the other stay."""
+    """With any number of one address, the few of the other stay."""
     server = make_server(tls=tls, unauthenticated_connections=8)
     listener = server.worker.listener
     few = [WireClient(server.bootstrap_servers, source="127.0.0.2") for _ in range(3)]

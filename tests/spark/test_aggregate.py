@@ -72,7 +72,7 @@ def nearest_rank(numbers: list[float], share: float) -> float:
 
 
 def test_the_same_as_python(spark: SparkSession, tmp_path: Path) -> None:
-    """One job, sliding windows by two keys: counts, sums, averages, extremes and percentiles to the last digit."""
+    """One job has sliding windows by two keys: counts, sums, averages, extremes and percentiles to the last digit."""
     path = make_store(tmp_path / "store", "t", "out")
     chance = random.Random(1)
     rows = [
@@ -164,7 +164,7 @@ def test_append_from_run_to_run(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_update(spark: SparkSession, tmp_path: Path) -> None:
-    """With mode "update" a window is written whenever it changed, once: the last record of its key is its state."""
+    """With mode "update", a window is written once for each change: the last record of its key is its state."""
     path = make_store(tmp_path / "store", "t", "out")
     went = Incremental(str(tmp_path / "checkpoint"))
     windows = Windows((parse_aggregate("count"),), "1h", keys=("k",))

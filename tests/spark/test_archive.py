@@ -115,7 +115,7 @@ def make_rich(path: Path) -> None:
 
 
 def test_archive_and_restore_exactly(spark: SparkSession, tmp_path: Path) -> None:
-    """Two runs, the second with what is new only; restored: the same offsets, gaps, times, keys, values, headers."""
+    """The second run has only new records; the restore has the same offsets, gaps, times, keys, values and headers."""
     path, folder = tmp_path / "store", tmp_path / "some archive"
     make_rich(path)
     first = archive(spark, str(path), "rich", str(folder))
@@ -231,7 +231,7 @@ def test_what_was_written_wrong_is_not_archived(spark: SparkSession, base: Path)
 
 
 def test_trim(spark: SparkSession, base: Path) -> None:
-    """It frees what is archived, and nothing when a file of the archive was changed, or is missing."""
+    """It deletes archived records, and nothing if a file of the archive was changed or is missing."""
     path = next((base / "archive").glob("date=*/part-000001*.parquet"))
     good = path.read_bytes()
     harmed = bytearray(good)
@@ -377,7 +377,7 @@ def test_topics_that_cannot_be_restored_into(spark: SparkSession, base: Path) ->
 
 
 def test_a_damaged_archive_is_not_restored(spark: SparkSession, base: Path) -> None:
-    """It is found before anything of it is appended; a manifest that does not fit, when all is."""
+    """The damage is found before the first append, or for a manifest that does not fit, at the end."""
     path = next((base / "archive").glob("date=*/*.parquet"))
     good = path.read_bytes()
     path.write_bytes(good[:100] + bytes([good[100] ^ 1]) + good[101:])

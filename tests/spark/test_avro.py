@@ -101,7 +101,7 @@ def test_a_decimal_that_spark_has_not(precision: int | None, scale: int) -> None
 
 
 def test_what_is_no_value_fails_or_is_null(spark: SparkSession, path: str) -> None:
-    """As the mode says; a null value is null in both."""
+    """The mode decides; a null value is null in both modes."""
     rows = spark.read.format("segmentlog").option("path", path).option("subscribe", "bad").load()
     kept = rows.select(from_avro("value", path, subject="things-value", mode="permissive").alias("v")).collect()
     assert [row.v for row in kept] == [None, None]

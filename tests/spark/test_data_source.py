@@ -82,7 +82,7 @@ def values_of(frame: DataFrame) -> list[bytes]:
 
 
 def test_rows_are_what_a_consumer_reads(store: segmentlog.LogStore, load: Load) -> None:
-    """All columns of all records: null keys, empty and null values, headers, timestamps."""
+    """The rows have all columns of all records: null keys, empty and null values, headers, timestamps."""
     store.create_topic("all", partitions=3)
     for partition in range(3):
         log = store.topic("all").partition(partition)
@@ -149,7 +149,7 @@ def test_projection(store: segmentlog.LogStore, load: Load) -> None:
 
 
 def test_isolation(store: segmentlog.LogStore, load: Load) -> None:
-    """By default what is committed; uncommitted, all that is there; durableOnly what a power cut leaves."""
+    """By default, rows are committed; uncommitted has all records, and durableOnly those that survive a power cut."""
     log = store.create_topic("isolated", fsync="never").partition(0)
     log.append([b"before"], ack="durable")
     producer = store.producer(name="isolated")
@@ -189,7 +189,7 @@ def test_data_that_is_gone_before_it_is_planned(store: segmentlog.LogStore, load
 
 @pytest.mark.parametrize("what", ["trim", "truncate", "delete"])
 def test_data_that_goes_after_it_was_planned(store: segmentlog.LogStore, load: Load, what: str) -> None:
-    """Between planning and reading: an error, or with failOnDataLoss = false what is left, told in the log."""
+    """Records deleted after the planning are an error, or with failOnDataLoss = false a warning with the rest."""
     name = f"going-{what}"
     log = store.create_topic(name).partition(0)
     for n in range(10):
@@ -314,7 +314,7 @@ def test_damage_is_stepped_over(
 
 
 def test_text_that_is_none(store: segmentlog.LogStore, load: Load) -> None:
-    """With invalidText one bad byte is null, or U+FFFD; everything else is as it was."""
+    """With invalidText, an invalid byte is null or U+FFFD; everything else is unchanged."""
     log = store.create_topic("text").partition(0)
     log.append([b"fine", b"\xffab", None, b""], keys=[b"\xc3", b"\xc3\xa4", None, b"k"])
     expected = {
@@ -328,7 +328,7 @@ def test_text_that_is_none(store: segmentlog.LogStore, load: Load) -> None:
 
 
 def test_options_of_kafka(store: segmentlog.LogStore, load: Load) -> None:
-    """With compatible = true what only Kafka's source knows is passed over."""
+    """With compatible = true, options that only Kafka's source has are ignored."""
     store.create_topic("moved").partition(0).append([b"1"])
     kafkas = {"kafka.bootstrap.servers": "broker:9092", "fetchOffset.numRetries": 3, "maxOffsetsPerTrigger": 5}
     assert load(subscribe="moved", compatible="true", **kafkas).count() == 1

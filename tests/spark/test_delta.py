@@ -52,7 +52,7 @@ def changes(report: TableReport) -> tuple[int, int, int, int, int]:
 
 
 def test_inserts_updates_deletes(spark: SparkSession, tmp_path: Path) -> None:
-    """Each update merges what is new only; tombstones delete; the position is in the commit."""
+    """Each update merges only new records; tombstones delete; the position is in the commit."""
     send(tmp_path, [b"k%d" % (at % 20) for at in range(100)], [b"%d" % at for at in range(100)])
     assert changes(update(spark, tmp_path)) == (100, 20, 0, 0, 20)
     expected = {b"k%d" % at: b"%d" % (at + 80) for at in range(20)}

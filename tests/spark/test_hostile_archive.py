@@ -106,7 +106,7 @@ def test_a_manifest_that_is_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", LEADING_OUT)
 @pytest.mark.parametrize("where", ["file", "source", "target", "run"])
 def test_names_that_lead_elsewhere(tmp_path: Path, outside: Path, where: str, name: str) -> None:
-    """Each is refused with the manifest, the name, and what to do, before anything is looked at or changed."""
+    """The error has the manifest, the name, and the remedy, and comes before any file is read or changed."""
     document = manifest_of(tmp_path / "a")
     if where == "file":
         document["runs"][0]["files"][0]["path"] = name
@@ -251,7 +251,7 @@ def test_a_temporary_name_that_is_a_link_is_not_written_through(tmp_path: Path, 
 
 @pytest.mark.parametrize("which", [DAY, "_segmentlog", "_segmentlog/run-000002-0011aabb", "run/day"])
 def test_folders_that_are_links(tmp_path: Path, outside: Path, which: str) -> None:
-    """Nothing is read from, moved to, or removed from where they lead."""
+    """Files in their targets are not read, replaced or removed."""
     folder = tmp_path / "a"
     document = intent_of(manifest_of(folder), f"{DAY}/source.parquet", f"{DAY}/target.parquet")
     archived = write(folder, document)
@@ -287,7 +287,7 @@ def test_folders_that_are_links(tmp_path: Path, outside: Path, which: str) -> No
 
 
 def test_a_source_that_is_a_link_is_not_moved_in(tmp_path: Path, outside: Path) -> None:
-    """Or else the archive would hold it from then on."""
+    """Otherwise the archive would contain it from then on."""
     archived = write(tmp_path / "a", intent_of(manifest_of(tmp_path / "a"), "source", "target"))
     run = tmp_path / "a/_segmentlog/run-000002-0011aabb"
     run.mkdir()
@@ -339,7 +339,7 @@ def test_a_table_whose_state_names_other_files(tmp_path: Path, outside: Path, na
 
 
 def test_a_table_with_links_in_place_of_files(tmp_path: Path, outside: Path) -> None:
-    """Nor are links followed: of a file, of the state, of a version, of all versions."""
+    """Links in place of a file, the state, a version or all versions are not followed."""
     folder = write_table(tmp_path, table_state())
     state = folder.read()
     assert state is not None
@@ -382,7 +382,7 @@ def test_topics_that_a_checkpoint_names(tmp_path: Path, name: str) -> None:
     [{"t": {"-1": 1}}, {"t": {"0": -5}}, {"t": {"x": 1}}, {"t": 5}, {"t": {"0": None}}, {"t": {"0": 1, "id": "../t"}}],
 )
 def test_offsets_of_a_checkpoint_that_are_none(document: Any) -> None:
-    """Told in a sentence."""
+    """The error is one sentence."""
     with pytest.raises(SegmentlogError, match="from a backup"):
         decode_positions(document)
 

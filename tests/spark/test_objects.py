@@ -135,7 +135,7 @@ def test_file_urls_of_both_kinds(spark: SparkSession, shipped: Shipped, tmp_path
 
 
 def test_a_stream_goes_on_with_what_is_shipped_since(spark: SparkSession, tmp_path: Path) -> None:
-    """With one checkpoint: each run has exactly what came since the last one."""
+    """With one checkpoint, each run has exactly the records since the last one."""
     shipped = Shipped(tmp_path)
 
     def run() -> list[str]:
@@ -246,7 +246,7 @@ def test_few_are_kept(tmp_path: Path) -> None:
 
 
 def test_verify_finds_what_one_process_finds(spark: SparkSession, tmp_path: Path) -> None:
-    """All that tasks found is used: their files are others, their bytes the same."""
+    """All results of tasks are used: their files have other paths, but the same bytes."""
     make_topic(tmp_path / "store")
     with segmentlog.open(tmp_path / "store", background=False) as store:
         store.ship(f"file://{tmp_path}/bucket")
@@ -275,7 +275,7 @@ def test_pipelines_that_only_read(spark: SparkSession, shipped: Shipped, tmp_pat
 
 
 def test_what_writes_is_refused(spark: SparkSession, shipped: Shipped, tmp_path: Path) -> None:
-    """Each by one sentence, before there is any work."""
+    """Each call raises one sentence, before any work."""
     rows = spark.createDataFrame([(b"x",)], "value binary")
     with pytest.raises(SparkFailed, match="can only be read"), explain_spark_errors():
         rows.write.format("segmentlog").mode("append").options(path=shipped.url, topic="t").save()

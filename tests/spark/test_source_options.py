@@ -120,7 +120,7 @@ def test_defaults_are_those_of_sparks_kafka_source() -> None:
 )
 @pytest.mark.parametrize("streaming", [False, True])
 def test_an_option_of_either_side(name: str, text: str, field: str, value: Any, streaming: bool) -> None:
-    """It is parsed, however its name is capitalised."""
+    """Any capitalisation of its name is parsed."""
     assert getattr(parse_read_options({**BASIC, name: text}, streaming=streaming), field) == value
 
 
@@ -136,7 +136,7 @@ def test_an_option_of_either_side(name: str, text: str, field: str, value: Any, 
     ],
 )
 def test_an_option_of_streams(name: str, text: str, field: str, value: Any) -> None:
-    """It is parsed for a stream; a batch read says that it belongs there."""
+    """A stream accepts it; for a batch read, the error says that it belongs to streams."""
     assert getattr(read(streaming=True, **{name: text}), field) == value
     with pytest.raises(InvalidConfig, match=rf"{name} = .*an option of spark.readStream; leave it out of a batch read"):
         read(**{name: text})
@@ -159,7 +159,7 @@ def test_an_option_of_batch_reads(name: str) -> None:
     ],
 )
 def test_a_misspelt_option(misspelt: str, meant: str) -> None:
-    """It is refused, with the name that was meant."""
+    """The error suggests the name that was meant."""
     with pytest.raises(InvalidConfig, match=rf"{misspelt} = 'x' is not valid: .*; did you mean {meant}\?"):
         read(**{misspelt: "x"})
 
@@ -246,7 +246,7 @@ def test_nothing_ends_at_the_earliest() -> None:
 
 @pytest.mark.parametrize("side", ["starting", "ending"])
 def test_which_bound_counts(side: str) -> None:
-    """One timestamp for all goes before timestamps by partition, and these before offsets."""
+    """One timestamp for all wins over timestamps by partition, and these win over offsets."""
     one, many, offsets = f"{side}Timestamp", f"{side}OffsetsByTimestamp", f"{side}Offsets"
     given = {one: "5", many: '{"t": {"0": 6}}', offsets: '{"t": {"0": 7}}'}
     bounds = []
@@ -260,7 +260,7 @@ def test_which_bound_counts(side: str) -> None:
 
 
 def test_exactly_one_thing_is_read() -> None:
-    """None of subscribe, subscribePattern and assign, or two of them, is an error."""
+    """None or two of subscribe, subscribePattern and assign are an error."""
     with pytest.raises(InvalidConfig, match="exactly one of subscribe, subscribePattern and assign"):
         parse_read_options({"path": "/data"}, streaming=False)
     with pytest.raises(InvalidConfig, match="'subscribe and assign'"):
@@ -278,7 +278,7 @@ def test_lists_of_topics() -> None:
 
 @pytest.mark.parametrize("text", ["t", "{}", '{"t": 0}', '{"t": ["0"]}', '{"t": [-1]}', "[]", '{"t": []}'])
 def test_assignments_that_are_none(text: str) -> None:
-    """Only lists of partitions' numbers by topic are assigned."""
+    """Only lists of partition numbers by topic are assignments."""
     with pytest.raises(InvalidConfig, match=r'JSON that lists partitions by topic: \{"clicks": \[0, 1\]\}'):
         parse_read_options({"path": "/data", "assign": text}, streaming=False)
 
@@ -305,7 +305,7 @@ def test_paths(given_path: str, path: str) -> None:
 
 
 def test_relative_paths() -> None:
-    """They are made absolute where the option is read: a worker may have another current folder."""
+    """They are made absolute when the option is read: a worker may have another current folder."""
     assert read(path="data").path == str(Path.cwd() / "data")
 
 
@@ -385,7 +385,7 @@ def test_a_view_has_the_options_of_both() -> None:
 
 
 def test_what_only_kafka_knows(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With compatible = true source and sink pass it over, and tell it once; a wrong value is wrong all the same."""
+    """With compatible = true, source and sink ignore it and log it once; a wrong value is still an error."""
     monkeypatch.setattr("segmentlog.spark.source_options._warned", set())
     kafkas = {"kafka.bootstrap.servers": "b:9092", "kafkaConsumer.pollTimeoutMs": "5", "startingOfsets": "latest"}
     given = {**BASIC, **kafkas, "compatible": "true"}
@@ -504,7 +504,7 @@ def test_where_reading_begins(store: segmentlog.LogStore) -> None:
 
 
 def test_where_reading_ends(store: segmentlog.LogStore) -> None:
-    """Before the first record at or after the timestamp; where there is none, at the end."""
+    """Reading ends before the first record at or after the timestamp; without such a record, at the end."""
     filled(store)
     assert resolved(store, resolve_ending_offsets) == {("t", 0): 10, ("t", 1): 5}
     assert resolved(store, resolve_ending_offsets, endingTimestamp="5200") == {("t", 0): 10, ("t", 1): 2}
@@ -540,7 +540,7 @@ def test_json_of_other_partitions(store: segmentlog.LogStore, name: str, text: s
 
 
 def test_offsets_that_are_gone_or_not_there_yet(store: segmentlog.LogStore) -> None:
-    """Both are data loss: an error, or with failOnDataLoss = false what is nearest to them."""
+    """Both are data loss: an error, or with failOnDataLoss = false the nearest existing offset."""
     filled(store)
     store.topic("t").partition(0).trim(4)
     for name, side in (("startingOffsets", resolve_starting_offsets), ("endingOffsets", resolve_ending_offsets)):
@@ -672,7 +672,7 @@ def test_small_ranges_are_one_task(uneven: segmentlog.LogStore) -> None:
 
 
 def test_many_small_partitions_are_packed(store: segmentlog.LogStore) -> None:
-    """Two hundred partitions of a few records: few tasks, not two hundred."""
+    """Two hundred partitions of a few records become few tasks."""
     topic = store.create_topic("t", partitions=200, fsync="never")
     for log in topic.partitions():
         log.append([b"1", b"2", b"3"])
@@ -710,7 +710,7 @@ def test_a_cut_in_a_hole(store: segmentlog.LogStore) -> None:
 def test_what_is_cut_off_after_it_was_planned(
     store: segmentlog.LogStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, when: str
 ) -> None:
-    """Before it is read, or in the middle: an error that names the offsets, or a warning; not for what went earlier."""
+    """An error or a warning names the offsets, for a truncation before or during the read, but not for earlier ones."""
     monkeypatch.setattr("segmentlog.spark.arrow_batches._ROWS", 1)
     log = store.create_topic("t").partition(0)
     for number in range(10):
@@ -749,7 +749,7 @@ FULL = source_schema(include_headers=True)
 
 
 def test_rows_are_the_records(store: segmentlog.LogStore) -> None:
-    """Every column, null keys and null values, headers and their absence, in Spark's exact types."""
+    """The rows have every column, null keys and values, headers and their absence, in Spark's exact types."""
     log = store.create_topic("t").partition(0)
     headers = [[("a", b"1"), ("b", None)], None]
     log.append([b"v", b""], keys=[None, b"k"], timestamps=[0, 1_700_000_000_123], headers=headers)
@@ -772,7 +772,7 @@ def test_rows_are_the_records(store: segmentlog.LogStore) -> None:
 
 @pytest.mark.parametrize("beyond", [1, 2**63 - 1 - (2**63 - 1) // 1000])
 def test_a_timestamp_that_spark_has_not(store: segmentlog.LogStore, beyond: int) -> None:
-    """It is null, and no other time: earlier versions stored such records, and the others of the topic are read."""
+    """It is null: earlier versions stored such records, and the topic's other records are read."""
     log = store.create_topic("t").partition(0)
     log.append([b"a", b"b"], timestamps=[0, LATEST_MS])
     wanted = columns_of("value binary, timestamp timestamp")
@@ -804,7 +804,7 @@ FILLED_HEADERS = ArrayType(
     ],
 )
 def test_a_column_that_may_not_be_null(store: segmentlog.LogStore, field: StructField, offset: int | None) -> None:
-    """Where it is all the same, an error names the record; Spark would fail with a NullPointerException."""
+    """If it is null all the same, an error names the record; Spark would fail with a NullPointerException."""
     log = store.create_topic("t").partition(0)
     log.append([b"v"], keys=[b"k"], headers=[[("a", b"1")]])
     log.append([b"v"] * 2)
@@ -923,7 +923,7 @@ def test_records_of_rows() -> None:
 
 
 def test_columns_that_are_null_throughout() -> None:
-    """They are as if they were not there: no keys, the time of writing, partitions by key."""
+    """They count as missing: records have no keys, the time of writing, and partitions by key."""
     ((_, columns, partitions),) = taken(
         {"key": pa.nulls(2, pa.binary()), "value": [b"1", b"2"], "partition": pa.nulls(2, pa.int32()),
          "timestamp": pa.nulls(2, pa.timestamp("us")),
@@ -1001,7 +1001,7 @@ def test_partitions_that_are_none(wrong: int) -> None:
 
 
 def test_headers_without_a_name() -> None:
-    """A header is named."""
+    """A header must have a name."""
     array = pa.array(
         [[{"key": None, "value": b"1"}]], pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
     )
@@ -1021,6 +1021,6 @@ def test_there_and_back(pairs: list[tuple[bytes | None, bytes]]) -> None:
 
 
 def test_numpy_is_what_partitions_are() -> None:
-    """`Stager.add` takes 32-bit numbers."""
+    """`Stager.add` gets 32-bit numbers."""
     ((_, _, partitions),) = taken({"value": [b"1"], "partition": pa.array([1], pa.int16())}, "t")
     assert partitions.dtype == np.int32

@@ -35,7 +35,7 @@ def test_the_examples_of_the_page_run(
 
 
 def test_the_example_for_python_runs(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After those before it, of which it needs two topics."""
+    """It runs after the earlier examples, because it needs two topics of them."""
     monkeypatch.chdir(tmp_path)
     with segmentlog.open("data") as store:
         store.create_topic("clicks", partitions=4)
@@ -60,6 +60,6 @@ def test_the_page_has_every_option() -> None:
 
 
 def test_the_page_has_every_command() -> None:
-    """Each pipeline of `segmentlog spark`."""
+    """The page has each pipeline of `segmentlog spark`."""
     for name in _COMMANDS:
         assert f"`spark {name} " in TEXT, name

@@ -82,7 +82,7 @@ def changes(report: TableReport) -> tuple[int, int, int, int, int]:
 
 
 def test_inserts_updates_deletes(spark: SparkSession, tmp_path: Path) -> None:
-    """Each update reads what is new only, rewrites the buckets it touches, and counts what becomes of the keys."""
+    """Each update reads only new records, rewrites the affected buckets, and counts the changes of keys."""
     store = tmp_path / "store"
     send(store, [(b"k%d" % (at % 20), b"%d" % at) for at in range(100)])
     assert changes(update(spark, tmp_path, buckets=16)) == (100, 20, 0, 0, 20)

@@ -140,7 +140,7 @@ def test_offsets_to_begin_at(store: segmentlog.LogStore, follower: RecordWaiter)
 
 
 def test_following(store: segmentlog.LogStore, follower: RecordWaiter) -> None:
-    """From the latest on by default; records, partitions and topics that come meanwhile, from their first record."""
+    """By default it starts at the latest record; later records, partitions and topics come from their first record."""
     log = store.create_topic("follow-a").partition(0)
     fill(log, 1)
     with follower.follow(now=False, subscribePattern="follow-.*") as query:
@@ -225,7 +225,7 @@ def test_a_topic_is_made_anew_under_a_query(store: segmentlog.LogStore, follower
 
 
 def test_a_group_shows_how_far_it_is(store: segmentlog.LogStore, follower: RecordWaiter) -> None:
-    """With groupId the query's positions are those of a group, with its lag, for people to see."""
+    """With groupId, the query commits its offsets as a group, whose lag people can see."""
     log = store.create_topic("grouped", partitions=2)
     fill(log.partition(0), *range(6))
     fill(log.partition(1), *range(4))
@@ -337,7 +337,7 @@ def test_where_a_stream_begins(store: segmentlog.LogStore, reader_of: ReaderOf) 
 
 
 def test_offsets_are_one_text(store: segmentlog.LogStore, reader_of: ReaderOf) -> None:
-    """However often nothing has come, and with however many partitions: Spark compares texts, and would spin."""
+    """Spark compares texts: a difference without new records would make it spin."""
     for name in ("r-text-b", "r-text-a"):
         for log in store.create_topic(name, partitions=12).partitions():
             fill(log, 0)
@@ -350,7 +350,7 @@ def test_offsets_are_one_text(store: segmentlog.LogStore, reader_of: ReaderOf) -
 
 
 def test_a_limit_of_offsets(store: segmentlog.LogStore, reader_of: ReaderOf) -> None:
-    """At most so many a trigger, from all partitions that have some."""
+    """A trigger has at most this many offsets, from all partitions that have some."""
     topic = store.create_topic("r-limit", partitions=2)
     fill(topic.partition(0), *range(30))
     fill(topic.partition(1), *range(10))
@@ -689,7 +689,7 @@ def test_an_offset_that_is_not_decided_yet(store: segmentlog.LogStore, reader_of
 
 
 def test_a_position_that_was_cut_off(store: segmentlog.LogStore, reader_of: ReaderOf) -> None:
-    """Inside a lost range: an error that names it, or what comes after it."""
+    """Inside a lost range, the query gets an error that names it, or continues after it."""
     log = store.create_topic("r-cut").partition(0)
     fill(log, *range(10))
     log.truncate(6)

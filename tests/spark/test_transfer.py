@@ -112,7 +112,7 @@ def test_records_as_they_are(spark: SparkSession, store: str, tmp_path: Path) ->
 
 
 def test_shapes_of_a_record(spark: SparkSession, store: str, tmp_path: Path) -> None:
-    """Several columns are a key as JSON; a column with parts is JSON; times are read from ISO 8601; null may delete."""
+    """Several columns make a JSON key; a column with parts is JSON; times are read from ISO 8601; null may delete."""
     row = {"a": 1, "b": None, "deep": {"x": [1, 2]}, "at": "2023-11-14T22:13:20.123Z"}
     write_rows(tmp_path / "in", "json", [row])
     source = SparkEndpoint("json", str(tmp_path / "in"))
@@ -167,7 +167,7 @@ def test_import_goes_on(spark: SparkSession, store: str, tmp_path: Path) -> None
 
 
 def test_export_goes_on(spark: SparkSession, store: str, tmp_path: Path) -> None:
-    """With a checkpoint a run adds the records that are new."""
+    """With a checkpoint, a run adds the new records."""
     sink, went = SparkEndpoint("parquet", str(tmp_path / "out")), Incremental(str(tmp_path / "checkpoint"))
     shape = RowShape(json_values=True, schema="id long, name string")
     for begin, end in ((0, 20), (20, 20), (20, 50)):

@@ -66,7 +66,7 @@ def counts(report: VerifyReport) -> tuple[int, ...]:
 
 
 def test_a_healthy_topic(spark: SparkSession, healthy: Path) -> None:
-    """Nothing is found, everything was looked at in tasks, and the last that a progress bar hears is the whole."""
+    """It has no findings, tasks inspected everything, and the last progress is the total."""
     told: list[tuple[int, int]] = []
     report = verify(spark, str(healthy), "t", on_progress=lambda done, total: told.append((done, total)))
     assert ([], counts(report)) == alone(healthy)
@@ -78,7 +78,7 @@ def test_a_healthy_topic(spark: SparkSession, healthy: Path) -> None:
 
 
 def test_damage(spark: SparkSession, tmp_path: Path) -> None:
-    """Each kind in a partition of its own, one of them whole: the same findings in the same order, and counts."""
+    """Each partition has another kind of damage, or none: findings, their order and counts are the same."""
     path = tmp_path / "store"
     make_topic(path)  # not a copy, whose state pages would not be trusted
     harm_all(path)
@@ -124,7 +124,7 @@ def set_epoch(log: Path, epoch: int) -> None:
 
 
 def test_a_topic_after_a_crash(spark: SparkSession, healthy: Path, tmp_path: Path) -> None:
-    """Where no state page says where the log ends: what is torn above the recovery point, and what is damaged below."""
+    """Without a state page, torn writes after the recovery point and damage before it are distinguished."""
     path = tmp_path / "copy"
     shutil.copytree(healthy, path)
     folders = [path / "t" / str(number) for number in range(PARTITIONS)]

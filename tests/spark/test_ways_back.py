@@ -43,7 +43,7 @@ def records(path: str, topic: str) -> list[Sent]:
 
 
 def test_an_archive_that_was_trimmed_comes_back(spark: SparkSession, path: str, tmp_path: Path) -> None:
-    """Every record that the log had is restored, though the log was trimmed: into a topic with the default limits."""
+    """Every record is restored after the log was trimmed, into a topic with the default limits."""
     copy = str(tmp_path / "store")
     shutil.copytree(path, copy)
     before = records(copy, "all")

@@ -38,7 +38,7 @@ def content(fd: int) -> bytes:
 
 @given(buffers=st.lists(st.binary(max_size=50), max_size=8), at_most=st.integers(1, 60), position=st.integers(0, 20))
 def test_short_writes_are_gone_on_with(tmp_path_factory, buffers, at_most, position):
-    """However little each write takes, every byte arrives, in order and at its place."""
+    """With writes of any size, every byte arrives in order, at its place."""
     fs = FaultyFileSystem()
     fs.short_writes(at_most)
     fd = os.open(tmp_path_factory.getbasetemp() / "short", os.O_RDWR | os.O_CREAT | os.O_TRUNC)

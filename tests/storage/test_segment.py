@@ -167,7 +167,7 @@ def test_a_disk_that_fails_is_told_as_it_is(tmp_path):
 
 
 def test_a_cut_that_fails_is_told_before_what_made_it_necessary(tmp_path):
-    """When the half-written bytes cannot be cut off that is the error, and the write's is its context."""
+    """If the half-written bytes cannot be truncated, that is the error, and the error of the write is its context."""
     fs = FaultyFileSystem()
     segment = active_in(tmp_path, fs)
     fs.fail("pwritev", errno.ENOSPC)

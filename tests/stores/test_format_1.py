@@ -65,7 +65,7 @@ def test_there_are_stores() -> None:
 
 
 def test_opens_as_it_is(path: Path, name: str) -> None:
-    """Every record, position and transaction of it is read, and looking changes no byte."""
+    """Every record, offset and transaction of it is read, and reading changes no byte."""
     before = bytes_of(path)
     with open_fixed(path, read_only=True) as store:
         assert describe(store) == expected(name, "read_only")

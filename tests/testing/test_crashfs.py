@@ -118,7 +118,7 @@ def test_a_rename_between_folders_is_atomic() -> None:
 
 
 def test_a_deleted_name_may_come_back() -> None:
-    """Until the folder is synced; but what was renamed away is never lost to the file that took its place."""
+    """It may come back until the folder is synced; a file that was renamed away is never lost to its replacement."""
 
     def deleted(disk: ForgetfulDisk) -> None:
         durable_file(disk, "/f", b"old")

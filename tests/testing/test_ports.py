@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_nobody_is_given_one_by_chance() -> None:
-    """They are not among those that connections get, and follow each other."""
+    """The ports are not in the range for connections, and they are consecutive."""
     lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     base = free_ports(5)
     assert base >= 10_000

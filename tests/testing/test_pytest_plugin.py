@@ -42,7 +42,7 @@ def test_it_is_registered_and_costs_nothing() -> None:
 
 
 def test_a_server_for_each_test(run: pytest.Pytester) -> None:
-    """Each has its own, as its marker wants it; topics are new; of tests that passed nothing stays."""
+    """Each test has its own, with its marker's options; topics are new; folders of tests that passed are deleted."""
     run.makepyfile(
         """
         import time
@@ -115,7 +115,7 @@ def test_the_folder_of_a_failure_is_kept(run: pytest.Pytester) -> None:
 
 @pytest.mark.parametrize("how", ["ini", "option"])
 def test_one_server_for_many_tests(run: pytest.Pytester, how: str) -> None:
-    """Its scope is chosen; a module's marker is heard, and one that comes too late is a mistake."""
+    """The scope can be chosen; a module's marker applies, and a marker that comes too late is an error."""
     run.makepyfile(
         """
         import pytest
@@ -150,7 +150,7 @@ def test_one_server_for_many_tests(run: pytest.Pytester, how: str) -> None:
 
 
 def test_in_processes_side_by_side(run: pytest.Pytester) -> None:
-    """With pytest-xdist each process has servers of its own."""
+    """With pytest-xdist, each process has its own servers."""
     pytest.importorskip("xdist")
     run.plugins.append("xdist.plugin")
     run.makepyfile(

@@ -104,7 +104,7 @@ def test_a_process_death_loses_nothing_and_syncs_nothing() -> None:
 
 
 def test_the_history_finds_what_it_is_there_for() -> None:
-    """Each rule that is broken shows, and what the log itself calls lost does not."""
+    """Each broken rule is reported, and losses that the log reports are not."""
     history = History()
     history.acknowledged(0, [b"alpha"], durable=True)
     history.acknowledged(1, [b"beta", b"gamma"], durable=False)
@@ -123,7 +123,7 @@ def test_a_short_life_with_all_its_crashes() -> None:
 
 
 def test_a_simulated_process_closes_nothing_for_the_descriptors_of_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else it would die of what another process opens, and a seed would show what it showed in some test runs only."""
+    """Otherwise it would close descriptors of another process, and a seed would not always repeat its failure."""
     monkeypatch.setattr(DescriptorBudget, "limit", staticmethod(lambda: 2))
     disk = SimulatedDisk()
     disk.make_folders("/store")

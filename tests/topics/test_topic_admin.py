@@ -201,7 +201,7 @@ def test_who_is_stopped_in_the_middle_of_something_is_not_waited_for_for_ever(
 
 @pytest.mark.parametrize("call", ["fstat", "rename", "open", "map_file", "fsync", "remove_tree"])
 def test_deleted_means_deleted(store: LogStore, faulty: LogStore, fs: FaultyFileSystem, call: str) -> None:
-    """After a delete, no append is acknowledged, wherever another process is in opening the topic."""
+    """After a delete, no append is acknowledged, whatever step of opening the topic another process is in."""
     store.topic("t").partition(0).append([b"1"], ack="durable")
     opened: list[segmentlog.Partition] = []
     others = segmentlog.open(store.path, background=False)

@@ -88,7 +88,7 @@ def changes_of(payload: dict[str, Any]) -> str:
 
 
 def test_a_table_is_followed(store: LogStore, served: Served, start: Start, database: Postgres, tmp_path: Path) -> None:
-    """While workers of both are killed: no change is missing, or there twice; the other table becomes the same."""
+    """Workers of both are killed meanwhile: each change comes exactly once, and the other table becomes the same."""
     airport = Airport(database)
     airport.work(500)
     json_converter = "org.apache.kafka.connect.json.JsonConverter"

@@ -51,7 +51,7 @@ def page(served: Served, topic: str, folder: Path) -> dict[str, Any]:
 
 
 def test_its_page_shows_topics_and_records(store: LogStore, served: Served, tmp_path: Path) -> None:
-    """All of them, with where they are; of a topic that the library wrote."""
+    """The page has all topics and records with their positions, also of a topic that the library wrote."""
     store.create_topic("other")
     store.create_topic("clicks", partitions=2)
     for log in store.topic("clicks").partitions():

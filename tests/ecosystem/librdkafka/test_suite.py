@@ -26,7 +26,7 @@ _TRIES = 3
 
 @pytest.fixture(scope="session")
 def tests() -> Path:
-    """The suite, built."""
+    """Return the folder of the built suite."""
     try:
         return suite()
     except Missing as error:
@@ -98,25 +98,25 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def test_every_test_has_a_verdict(tests: Path) -> None:
-    """One."""
+    """Each test of the suite has exactly one verdict."""
     named = [*PASS, *PASS_WITHOUT_AUTO_CREATE, *REASONS]
     assert sorted(named) == sorted(tests_with_brokers(tests))
 
 
 @pytest.mark.parametrize(("number", "names"), by_number(PASS))
 def test_passes(tests: Path, workers: str, tmp_path: Path, number: str, names: list[str]) -> None:
-    """At three workers."""
+    """The tests pass with three workers."""
     run(tests, tmp_path, workers, number, names)
 
 
 @pytest.mark.parametrize(("number", "names"), by_number(NEW_GROUPS))
 def test_passes_in_new_groups(tests: Path, workers: str, tmp_path: Path, number: str, names: list[str]) -> None:
-    """With `group.protocol=consumer` (KIP-848)."""
+    """The tests pass with `group.protocol=consumer` (KIP-848)."""
     run(tests, tmp_path, workers, number, names, protocol="consumer")
 
 
 def test_passes_without_auto_create(tests: Path, tmp_path: Path) -> None:
-    """At a server that makes no topic by itself."""
+    """The tests pass with a server that does not create topics by itself."""
     with serving(tmp_path / "s", _RULES, "--workers", "3", "--no-auto-create") as address:
         for number, names in by_number(PASS_WITHOUT_AUTO_CREATE):
             run(tests, tmp_path, address, number, names, scenario="noautocreate")

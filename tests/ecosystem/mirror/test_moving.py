@@ -72,7 +72,7 @@ def counted(tools: Tools, command: list[str]) -> int:
 
 @pytest.mark.long(minutes=1.5)
 def test_out(kafka: Broker, served: Served, store: LogStore, tools: Tools, start: Start, tmp_path: Path) -> None:
-    """To a cluster: every record as it was, once, every group where it was, configurations that Kafka knows."""
+    """The cluster then has each record once, each group at its offset, and the configurations that Kafka knows."""
     kafka.wait()
     recipe = Recipe("moving.md", "Out", {"localhost:9092": served.address, "localhost:9192": kafka.address})
     (settings,) = recipe.files()
@@ -92,7 +92,7 @@ def test_out(kafka: Broker, served: Served, store: LogStore, tools: Tools, start
 
 @pytest.mark.ecosystem
 def test_in(kafka: Broker, served: Served, store: LogStore, tools: Tools, start: Start, tmp_path: Path) -> None:
-    """From a cluster: the same, and the library has all of it, positions too."""
+    """From a cluster, the same is true, and the library can use everything, offsets included."""
     kafka.wait()
     addresses = {"localhost:9092": served.address, "localhost:9192": kafka.address}
     (settings,) = Recipe("moving.md", "In", addresses).files()

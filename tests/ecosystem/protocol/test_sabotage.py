@@ -120,7 +120,7 @@ def _made(folder: Path) -> Path:
 def test_a_partition_that_is_assigned_twice_is_caught(
     tmp_path: Path, nursery: Nursery, protocol: str, sabotage: str
 ) -> None:
-    """Two members of one generation read it."""
+    """Two members read it in one generation."""
     orders = [{**one, "protocol": protocol} for one in (FIRST, SECOND)]
     assert "owners" in found(tmp_path, nursery, sabotage, [PLAIN, *orders], _own_together)
 

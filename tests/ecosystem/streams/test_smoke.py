@@ -170,5 +170,5 @@ def test_smoke(store: LogStore, served: Served, start: Start, tmp_path: Path) ->
 
 
 def test_the_topics_are_those_of_the_smoke_test() -> None:
-    """Fifteen, each once."""
+    """The test uses fifteen topics, each once."""
     assert len(set(_TOPICS)) == len(_TOPICS) == 15

@@ -246,7 +246,7 @@ def test_exactly_once(store: LogStore, served: Served, start: Start, tmp_path: P
 @pytest.mark.ecosystem
 @pytest.mark.usefixtures("java")
 def test_a_year(store: LogStore, served: Served, start: Start, tmp_path: Path) -> None:
-    """All flights of 2013 by two instances, state on disk, with standbys: whatever is at work is killed in turn."""
+    """Two instances with state on disk and standbys process all flights of 2013; each of them is killed in turn."""
     work = Work(store, served, start, tmp_path, flights_of_2013(), on_disk=True, standbys=1)
     for name in "ab":
         work.start(name)

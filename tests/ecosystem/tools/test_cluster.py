@@ -21,7 +21,7 @@ STREAMS = "org.apache.kafka.tools.streams.StreamsGroupCommand"
 
 
 def test_workers(do: Command, served: Served) -> None:
-    """Each is a broker, with the same id of the cluster and the same requests."""
+    """Each worker is a broker, with the same cluster id and the same requests."""
     (cluster,) = do("ClusterTool", "cluster-id").splitlines()
     assert cluster.startswith("Cluster ID: ")
     rows = [line.split() for line in do("ClusterTool", "list-endpoints").splitlines()[1:]]
@@ -45,7 +45,7 @@ def test_features(do: Command, refuse: Command) -> None:
 
 
 def test_sizes(do: Command, store: LogStore) -> None:
-    """Each partition once, at the worker that leads it, with the bytes that it has."""
+    """Each partition is listed once, at the worker that leads it, with its size."""
     store.create_topic("t", 4)
     do("ConsoleProducer", "--topic", "t", stdin="value\n")
     *_, line = do("LogDirsCommand", "--describe", "--topic-list", "t").splitlines()
@@ -61,7 +61,7 @@ def test_sizes(do: Command, store: LogStore) -> None:
 
 
 def test_moves(do: Command, refuse: Command, store: LogStore, tmp_path: Path) -> None:
-    """There is nowhere to move anything: a plan is made, and found to be done or not; it cannot be carried out."""
+    """Partitions cannot be moved: a plan is created, and reported as done or not, but cannot be carried out."""
     store.create_topic("t", 1)
     topics, plan = tmp_path / "topics.json", tmp_path / "plan.json"
     topics.write_text('{"topics":[{"topic":"t"}],"version":1}')
@@ -105,7 +105,7 @@ def test_what_is_not_there(ask: Callable[..., Ran], store: LogStore) -> None:
 
 
 def test_other_groups(do: Command) -> None:
-    """There are none for which the server keeps shares, or tasks of Streams."""
+    """The server has no share groups and no groups of Streams tasks."""
     for main in (SHARE, STREAMS):
         assert do(main, "--list").strip() == ""
     said = do(SHARE, "--delete", "--group", "s")

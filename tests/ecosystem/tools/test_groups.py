@@ -91,7 +91,7 @@ def positions(store: LogStore) -> tuple[int, ...]:
 
 
 def test_a_new_group_can_be_given_positions(client: PatientDriver, do: Command) -> None:
-    """Before there are members."""
+    """This works before the group has members."""
     said = do(GROUPS, "--reset-offsets", "--group", "new", "--topic", "t:1", "--to-latest", "--execute")
     assert rows(said) == [["new", "t", "1", "10"]]
 
@@ -128,5 +128,5 @@ def test_deleted(client: PatientDriver, do: Command) -> None:
 
 
 def test_expressions(do: Command) -> None:
-    """They are tried by the tool itself."""
+    """The tool itself applies them."""
     assert do(GROUPS, "--validate-regex", "a.*") == "The regular expression `a.*` is valid.\n"

@@ -87,7 +87,7 @@ def test_records_are_deleted(do: Command, store: LogStore, tmp_path: Path) -> No
 
 
 def test_what_measures_and_verifies(do: Command, store: LogStore) -> None:
-    """All that is sent comes: plain, in transactions, one by one."""
+    """All records arrive: plain, in transactions, and one by one."""
     store.create_topic("t", 2)
     load = ("--topic", "t", "--num-records", 1000, "--record-size", 100, "--throughput", -1)
     assert do("ProducerPerformance", *load).splitlines()[-1].startswith("1000 records sent, ")

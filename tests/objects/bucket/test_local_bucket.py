@@ -246,7 +246,7 @@ def test_a_store_is_shipped_to_a_folder_with_an_odd_name(tmp_path: Path) -> None
     ],
 )  # fmt: skip
 def test_one_folder_has_one_url(url: str, path: str) -> None:
-    """However it is written: a store is bound to it by that."""
+    """All spellings of a path give one URL, because a store is bound to its URL."""
     assert open_bucket(url).url == LocalBucket(path).url
 
 
@@ -256,7 +256,7 @@ def test_one_folder_has_one_url(url: str, path: str) -> None:
      "file:///a%00b", None, 5, b"file:///a"],
 )  # fmt: skip
 def test_what_is_no_folder_is_refused(url: object) -> None:
-    """Also what would be cut off in silence."""
+    """A URL with ignored parts is refused, too."""
     with pytest.raises(InvalidConfig):
         open_bucket(url)
 

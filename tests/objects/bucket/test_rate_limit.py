@@ -26,7 +26,7 @@ def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def test_it_takes_as_long_as_the_bytes_do(slept: list[float]) -> None:
-    """But for the first of them."""
+    """Only the first bytes come without a wait."""
     pace = RateLimiter(1000)
     pace.wait(200)
     pace.wait(5000)
@@ -42,7 +42,7 @@ def test_it_takes_as_long_as_the_bytes_do(slept: list[float]) -> None:
 def test_an_object_is_the_same_at_any_pace(
     slept: list[float], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, size_bytes: int
 ) -> None:
-    """In one request or in parts."""
+    """This holds for one request and for parts."""
     monkeypatch.setattr(cloud_bucket, "_PART_BYTES", 300_000)
     monkeypatch.setattr(cloud_bucket, "_PUT_BYTES", 300_000)
     data = bytes(range(256)) * (size_bytes // 256) + b"x" * (size_bytes % 256)
@@ -57,7 +57,7 @@ def test_an_object_is_the_same_at_any_pace(
 
 @pytest.mark.parametrize("wrong", [0, -1, 1.5, "1MiB", True])
 def test_no_limit_that_is_none(tmp_path: Path, wrong: object) -> None:
-    """It is refused before anything is put."""
+    """An invalid limit is refused before any upload."""
     with (
         LogStore(tmp_path / "store", background=False) as store,
         pytest.raises(InvalidConfig, match="ship_bytes_per_s"),

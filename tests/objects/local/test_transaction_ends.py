@@ -54,7 +54,7 @@ def visible(tmp_path: Path, folder: str) -> dict[str, int]:
 def test_one_that_is_decided_while_its_partitions_are_looked_at(
     tmp_path: Path, store: LogStore, shipper: Shipper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After each look another one: those looked at early lack its data, those looked at late have its markers."""
+    """A transaction ends after each scan of a partition: early scans lack its data, late ones have its markers."""
     commit(store, "first")
     real = LocalPartition.snapshot
     count = 0

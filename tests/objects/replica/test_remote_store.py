@@ -100,7 +100,7 @@ class Visit:
 
 
 def test_what_is_not_read_does_not_come(tmp_path: Path, store: LogStore, bucket: Counting) -> None:
-    """To open it takes no segment; to look an offset up its index and a block or two."""
+    """Opening downloads no segment; the lookup of an offset downloads an index and a block or two."""
     ship(store, bucket)
     with Visit(bucket, tmp_path / "cache") as visit:
         log = visit.store.topic("a").partition(0)
@@ -305,7 +305,7 @@ def test_damage_there_is_damage_here(tmp_path: Path, store: LogStore, bucket: Co
 
 
 def test_without_indexes_it_takes_more_and_is_the_same(tmp_path: Path, store: LogStore, bucket: Counting) -> None:
-    """They are caches there, too."""
+    """Indexes are only caches there, too."""
     ship(store, bucket)
     for key in [key for key in bucket._objects if key.endswith(".index")]:
         del bucket._objects[key]

@@ -122,7 +122,7 @@ def test_who_has_it_open_sees_what_is_shipped(tmp_path: Path, store: LogStore, b
 
 
 def test_aborted_and_open_transactions_are_not_shown(tmp_path: Path, store: LogStore, bucket: Counting) -> None:
-    """To who reads what is committed; they are once they are."""
+    """Readers of committed records see them once they are committed."""
     with follow_after(store, bucket, tmp_path) as replica, LogStore(tmp_path / "copy", background=False) as copy:
         log = copy.topic("b").partition(0)
         producer = store.producer(name="p", linger_ms=0)
@@ -191,7 +191,7 @@ def _killed_again_and_again(bucket: Counting, folder: Path) -> int:
 
 
 def test_it_refuses_what_is_none_of_its_own(tmp_path: Path, store: LogStore, bucket: Counting) -> None:
-    """Other folders, other places, a second process: and it changes nothing there."""
+    """Other folders, other URLs and a second process are refused, and nothing changes there."""
     with pytest.raises(ShippingRefused, match="no store was shipped to this URL"):
         follow(bucket, tmp_path / "copy")
     ship(store, bucket)
@@ -215,7 +215,7 @@ def test_it_refuses_what_is_none_of_its_own(tmp_path: Path, store: LogStore, buc
 
 
 def test_topics_that_match(tmp_path: Path, store: LogStore, bucket: Counting) -> None:
-    """And no others, though they come later."""
+    """Other topics are left out, also later ones."""
     ship(store, bucket)
     with follow(bucket, tmp_path / "copy", topics=iter(["a*"])) as replica:
         replica.refresh()
@@ -228,7 +228,7 @@ def test_topics_that_match(tmp_path: Path, store: LogStore, bucket: Counting) ->
 
 
 def test_one_name_is_no_list_of_letters(tmp_path: Path) -> None:
-    """Wherever names are taken: shipping, bringing back, copying."""
+    """A single name works for shipping, restoring and replicas."""
     url = f"file://{tmp_path}/bucket"
     with segmentlog.open(tmp_path / "store", background=False, ship=url, ship_topics="orders") as store:
         for name in ("orders", "o", "r"):
@@ -281,7 +281,7 @@ def test_it_says_how_far_it_is(tmp_path: Path, store: LogStore, bucket: Counting
 
 
 def test_a_tail_of_many_partitions_is_one_request(tmp_path: Path, store: LogStore, bucket: Counting) -> None:
-    """Not one for each; and nothing is asked for that is here."""
+    """The tails of all partitions are in one request; local bytes are not requested."""
     many = store.create_topic("many", 30)
     for log in many.partitions():
         log.append([b"x"])
@@ -321,7 +321,7 @@ def test_a_damaged_object_is_refused_and_what_is_shown_stays(
 
 
 def test_a_thread_keeps_it_up(tmp_path: Path) -> None:
-    """As does `segmentlog.replica`; a consumer that follows sees records as they come."""
+    """A thread refreshes it, as in `segmentlog.replica`; a consumer that follows sees records as they come."""
     url = f"file://{tmp_path}/bucket"
     with segmentlog.open(tmp_path / "store") as store:
         log = store.create_topic("a").partition(0)
@@ -399,7 +399,7 @@ def _elsewhere(store: LogStore) -> Counting:
 def test_damage_in_one_partition_keeps_no_other_back(
     tmp_path: Path, store: LogStore, bucket: Counting, why: str
 ) -> None:
-    """But what depends on it: positions, and how transactions ended."""
+    """Only offsets and the ends of transactions, which depend on the damaged partition, wait."""
     with follow_after(store, bucket, tmp_path) as replica, LogStore(tmp_path / "copy", background=False) as copy:
         for name in ("a", "b"):
             for log in store.topic(name).partitions():
@@ -458,7 +458,7 @@ def test_killed_while_topics_are_renamed_and_deleted(tmp_path: Path, store: LogS
 def test_a_reader_that_looks_before_what_was_compacted_away_is_removed(
     tmp_path: Path, store: LogStore, bucket: Counting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It lists the files of before beside those of after, and takes none that goes then for one that is missing."""
+    """It lists old and new files together; a file that is deleted meanwhile is not reported as missing."""
     store.create_topic("keys", cleanup_policy="compact", segment_records=3)
     keys = store.topic("keys").partition(0)
     for number in range(10):

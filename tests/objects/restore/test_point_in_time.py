@@ -61,7 +61,7 @@ def test_what_is_below_the_cut_is_there_and_nothing_else(tmp_path: Path, seed: i
     ["1/87/False"],  # a position in a range that was truncated before it was shipped
 )
 def test_histories_that_found_something(tmp_path: Path, history: str) -> None:
-    """They are tried always."""
+    """These histories found faults before, and always run."""
     run_trial(tmp_path / "found", history, forgetful=history.endswith("True"))
 
 
@@ -183,7 +183,7 @@ def test_a_batch_is_cut_in_two(shipped: Shipped) -> None:
 
 
 def test_to_a_time(shipped: Shipped) -> None:
-    """In the order of offsets; before all there is nothing is left, later than all everything; datetimes do, too."""
+    """The order of offsets counts; an early time leaves nothing, a late one everything; datetimes work, too."""
     began_ms = shipped.clock.now_ms()
     shipped.topic("a", 6, segment_records=2)
     shipped.ship()
@@ -239,7 +239,7 @@ def test_what_lies_wholly_behind_the_cut_is_not_brought(shipped: Shipped, monkey
 def test_what_cannot_be_cut_is_refused(
     shipped: Shipped, options: dict[str, Any], error: type[Exception], words: str
 ) -> None:
-    """With what, where and why; and nothing is left of it."""
+    """The error has the partition and the reason; no file of the restore remains."""
     shipped.topic("a", 6)
     shipped.store.topic("a").partition(0).trim(2)
     shipped.ship()
@@ -249,7 +249,7 @@ def test_what_cannot_be_cut_is_refused(
 
 
 def test_at_the_end_and_at_the_begin(shipped: Shipped) -> None:
-    """At the end nothing is cut; at the begin nothing is left, and what is known of producers stays."""
+    """A cut at the end removes nothing; at the beginning it removes all records, but the state of producers stays."""
     shipped.topic("a", 6)
     shipped.store.topic("a").partition(0).trim(2)
     shipped.ship()

@@ -88,7 +88,7 @@ def killed_once(bucket: Memory, path: Path, is_so: Callable[[Path], bool]) -> Pa
 
 @pytest.mark.long
 def test_killed_at_any_call_it_can_be_run_again(tmp_path: Path, store: LogStore, bucket: Memory) -> None:
-    """Then all is there, whatever was done before."""
+    """A second run completes it after any part of the work."""
     ship(store, bucket)
     calls = 1
     while killed(bucket, tmp_path / str(calls), calls):
@@ -259,7 +259,7 @@ def test_a_manifest_that_contradicts_itself_is_refused(
 
 
 def test_a_restore_is_no_crash(tmp_path: Path, bucket: Memory, caplog: pytest.LogCaptureFixture) -> None:
-    """Every process that opens a restored log gets "restored" as the verdict, until one resumes it; nothing warns."""
+    """The verdict for every process is "restored" until one resumes the log, without a warning."""
     with LogStore(tmp_path / "store", background=False) as store:
         store.create_topic("a", 2, fsync="always").partition(0).append([b"1"])
         ship(store, bucket)

@@ -56,7 +56,7 @@ def test_as_the_decisions_say(
     ],
 )
 def test_as_the_time_says(there: list[tuple[int, int]], expected: int | None) -> None:
-    """Where no decision is left: those that are nearest to each other."""
+    """If no decision remains, the markers with the nearest times belong together."""
     markers = {A: ends((1, 10), (3, 20), (5, 30)), B: ends(*there)}
     assert extend_cuts({A: 3}, markers, [], set()).cuts.get(B) == expected
 
@@ -68,7 +68,7 @@ def test_in_one_millisecond_their_order_counts() -> None:
 
 
 def test_others_are_let_alone() -> None:
-    """Other producers' transactions, and aborted ones: these are not there anyway."""
+    """Transactions of other producers, and aborted ones, need no decision."""
     markers = {A: ends((1, 10)), B: ends((1, 10), producer_id=8), C: ends((1, 10), committed=False)}
     assert extend_cuts({A: 0}, markers, [], set()).cuts == {A: 0}
 
@@ -81,7 +81,7 @@ def test_what_is_never_cut_is_told() -> None:
 
 
 def test_where_a_marker_is_not_there_yet() -> None:
-    """It is to be aborted there if it is taken back elsewhere, and else to be let alone."""
+    """It is aborted there if the transaction is taken back elsewhere; otherwise it needs nothing."""
     markers = {A: ends((1, 10)), B: []}
     taken_back = extend_cuts({A: 1}, markers, [commit(a=1, b=4)], set())
     assert (taken_back.undecided, taken_back.committed) == ({(B, 7)}, set())
@@ -92,7 +92,7 @@ def test_where_a_marker_is_not_there_yet() -> None:
 
 
 def test_what_was_decided_later_is_taken_back() -> None:
-    """Its markers that are missing cannot say so."""
+    """Its missing markers cannot show that."""
     late = CommitDecision(7, {A: 1, B: 4}, decided_ms=50)
     kept = extend_cuts({}, {A: ends((1, 50)), B: []}, [late], set(), 49)
     assert (kept.cuts, kept.undecided) == ({A: 1}, {(B, 7)})

@@ -99,7 +99,7 @@ def test_a_standby_with_an_abandoned_takeover(tmp_path: Path, url: str) -> None:
 def test_a_standby_that_cannot_take_over_says_why(
     tmp_path: Path, url: str, options: dict[str, object], problem: str
 ) -> None:
-    """In its role, and in `health` of its folder."""
+    """The reason is in its role, and in `health()` of its folder."""
     path = _standby(tmp_path, url, **options)
     assert problem in _read(path).problem
     with segmentlog.open(path, create=False, read_only=True, background=False) as store:

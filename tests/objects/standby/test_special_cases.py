@@ -254,7 +254,7 @@ def test_readers_of_a_replica_see_the_takeover(machine: Create) -> None:
 
 
 def test_unshipped_records_are_logged(machine: Create, caplog: pytest.LogCaptureFixture) -> None:
-    """With topic, partition and offsets, and the folder that contains them."""
+    """The line has topic, partition and offsets, and the folder that contains the records."""
     first, _ = replaced_owner(machine)
     first.stop()
     first.cycle()

@@ -144,7 +144,7 @@ def test_the_first_machine_creates_a_store_in_an_empty_folder(
 
 
 def test_a_machine_that_could_create_a_store_follows_a_shipped_one(machine: Callable[[str], Machine]) -> None:
-    """With an empty folder, for example after its disk was replaced."""
+    """Its folder is empty, for example after its disk was replaced."""
     first, second = machine("m1"), machine("m2")
     first.serve()
     second.can_create = True

@@ -83,7 +83,7 @@ def test_sealed_segments_take_no_room_and_read_as_before(store: LogStore, log: P
 
 
 def test_large_segments_leave_in_parts_and_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several objects hold one: it is read from them, looked up, brought back, and each part is compared."""
+    """Several objects hold one segment: it is read and searched in them, recalled, and each part is compared."""
     monkeypatch.setattr("segmentlog.objects.upload.multipart.PART_BYTES", 300)
     with tiered_store(tmp_path) as store:
         log = store.topic("a").partition(0)
@@ -117,7 +117,7 @@ def test_a_place_is_found_by_offset_and_by_time_without_bringing_it_all(store: L
 
 
 def test_consumers_and_followers_do_not_notice(store: LogStore, log: Partition) -> None:
-    """From the earliest record on, in a group, and with what comes next."""
+    """They read from the earliest record on, in a group, and continue with new records."""
     with store.consumer("a", start="earliest", group="g") as consumer:
         assert [record.offset for record in consumer] == list(range(45))
         consumer.commit()
@@ -141,7 +141,7 @@ def test_who_has_a_segment_mapped_reads_on_in_it(tmp_path: Path) -> None:
 
 
 def test_another_process_reads_while_this_one_ships_and_evicts(tmp_path: Path) -> None:
-    """It reads all of it again and again, with its maps open, and every time it is what was appended."""
+    """It reads all records again and again with its maps open, and always gets the appended values."""
     with LogStore(tmp_path / "store", background=False) as store:
         log = store.create_topic("a", **TIERED).partition(0)
         fill(log, 5)
@@ -409,7 +409,7 @@ def test_it_is_restored_followed_taken_over_and_read_where_it_lies(tmp_path: Pat
 
 
 def test_shipping_ends_once_all_of_it_is_back(tmp_path: Path, store: LogStore, log: Partition) -> None:
-    """Then it is shipped elsewhere, and leaves again; the first place may go."""
+    """The store then ships to another place and evicts again; the first place may be deleted."""
     assert store.shipping.stop_permanently() == url_of(tmp_path)
     assert remote(log) == []
     assert not [name for name in os.listdir(log.folder) if name.endswith(".remote")]
@@ -421,7 +421,7 @@ def test_shipping_ends_once_all_of_it_is_back(tmp_path: Path, store: LogStore, l
 
 
 def test_a_copy_of_the_folder_reads_as_well(tmp_path: Path, store: LogStore) -> None:
-    """Also one that was made without holes."""
+    """A copy without holes works, too."""
     shutil.copytree(store.path, tmp_path / "copy")
     with LogStore(tmp_path / "copy", background=False) as copy:
         log = copy.topic("a").partition(0)
@@ -601,7 +601,7 @@ def test_a_topic_that_is_renamed_while_it_is_looked_for_is_not_taken_for_a_delet
 
 
 def test_nothing_leaves_of_which_a_part_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each object is asked for: what is about to be the only copy has to be there."""
+    """Each object is checked before an eviction makes it the only copy."""
     monkeypatch.setattr("segmentlog.objects.upload.multipart.PART_BYTES", 300)
     clock = FakeClock()
     with LogStore(tmp_path / "store", background=False, clock=clock) as store:

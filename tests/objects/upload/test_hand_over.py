@@ -248,7 +248,7 @@ def test_a_store_that_nobody_takes_is_taken_back(
 def test_a_put_whose_outcome_is_unknown(
     tmp_path: Path, store: LogStore, shipper: Shipper, bucket: Bucket, clock: FakeClock, fault: str, *, is_taken: bool
 ) -> None:
-    """Whatever became of the put, the store has one owner, and no offset is assigned twice."""
+    """After any outcome of the put, the store has one owner, and no offset is assigned twice."""
     log = store.topic("a").partition(0)
     log.append([b"1"])
     shipper.ship()

@@ -155,7 +155,7 @@ def test_a_large_segment_lies_in_parts(tmp_path: Path, store: LogStore, bucket: 
 
 
 def test_what_is_small_is_one_object_as_ever(store: LogStore, bucket: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then any version that could read what was shipped before can read the manifest."""
+    """Older versions can then read the manifest."""
     monkeypatch.setattr(parts_module, "PART_BYTES", 16 << 20)
     logs = segment_logs(ship(store, bucket))
     assert not any(log.parts for log in logs)
@@ -164,7 +164,7 @@ def test_what_is_small_is_one_object_as_ever(store: LogStore, bucket: Watched, m
 
 
 def test_an_older_version_refuses_what_it_cannot_read(store: LogStore, bucket: Watched) -> None:
-    """By the number of the format, before it looks for objects that are not there."""
+    """The format number refuses it, before any lookup of objects."""
     ship(store, bucket)
     assert json.loads(bucket.get(MANIFEST_KEY)[0])["format"] == 2
 
@@ -247,7 +247,7 @@ def test_a_part_that_fails_is_put_again_alone(tmp_path: Path, store: LogStore, b
 def test_one_that_goes_on_failing_is_told_and_is_all_that_is_put_later(
     tmp_path: Path, store: LogStore, bucket: Watched
 ) -> None:
-    """By the next turn, or the next process: the other parts are not sent again."""
+    """The next cycle or the next process puts that part; the others are not sent again."""
 
     def fail(key: str) -> None:
         if is_part(key) and key.endswith(".3"):
@@ -282,7 +282,7 @@ def test_no_other_try_where_none_helps(store: LogStore, bucket: Watched) -> None
 def test_fewer_at_a_time_where_they_fail_beside_each_other(
     store: LogStore, bucket: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the way is narrow none of many would come through in time."""
+    """On a narrow connection, many parts at once would all time out."""
     now, most, mutex = [0], [0], threading.Lock()
 
     def begin(key: str) -> None:
@@ -554,7 +554,7 @@ def test_progress_counts_parts(store: LogStore, bucket: Watched) -> None:
 
 
 def test_a_limit_is_one_of_parts_too(tmp_path: Path, store: LogStore) -> None:
-    """Each waits for its turn."""
+    """Each part waits for its turn."""
     waits: list[int] = []
     place = LocalBucket(str(tmp_path / "place"))
     place._limiter.wait = waits.append  # type: ignore[method-assign]
@@ -592,7 +592,7 @@ def test_who_closes_waits_for_no_more_than_parts(store: LogStore, bucket: Watche
 
 @pytest.mark.parametrize("kind", ["folder", *SERVERS])
 def test_a_real_object_store_has_them(tmp_path: Path, store: LogStore, kind: str) -> None:
-    """By threads, and killed half way."""
+    """Threads upload them, and a kill comes half way."""
     with disconnected():
         if kind == "folder":
             _ship_and_read(tmp_path, store, LocalBucket(str(tmp_path / "place")))

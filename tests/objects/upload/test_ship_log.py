@@ -176,7 +176,7 @@ def test_one_ship_logs_nothing(tmp_path: Path, logged: Logged) -> None:
 
 
 def test_the_second_process_waits(tmp_path: Path, logged: Logged) -> None:
-    """It logs that another one ships, once, and that it took over once that has gone."""
+    """It logs once that another process ships, and once that it took over after that one ended."""
     url = f"file://{tmp_path}/bucket"
     with LogStore(tmp_path / "store", background=False, ship=url) as first:
         first.create_topic("t").partition(0).append([b"1"])
@@ -194,7 +194,7 @@ def test_the_second_process_waits(tmp_path: Path, logged: Logged) -> None:
 
 
 def test_uploads_are_summed_up_once_a_minute(logged: Logged) -> None:
-    """However often it ships; a partition that is stuck is a warning when it is new, and so is its end."""
+    """This holds for any number of cycles; a stuck partition gives a warning at first, and a line at its end."""
     now_s = 1000.0
     log = ShipLog("store", "s3://bucket", clock=lambda: now_s)
     for _ in range(100):

@@ -479,7 +479,7 @@ def test_what_an_upload_that_failed_left_is_condemned(
 def test_an_upload_for_a_topic_that_is_gone_is_condemned(
     store: LogStore, bucket: Unreliable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was under way when the topic was deleted, and ends afterwards."""
+    """It was running when the topic was deleted, and ends afterwards."""
     sealed(store)
     put, is_begun, may_end = bucket.put, threading.Event(), threading.Event()
 
@@ -571,7 +571,7 @@ def test_a_manifest_brings_no_other_file(tmp_path: Path, store: LogStore, shippe
 def test_a_manifest_of_an_earlier_process_that_comes_late(
     tmp_path: Path, store: LogStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It numbers its tails as the process after it does, which holds something back: none is taken for another."""
+    """It numbers its tails like the next process, which withholds records: the tails are not confused."""
     bucket = Late()
     first = Shipper(store._topics, bucket, parallel=0)
     first.run_cycle()

@@ -83,7 +83,7 @@ def numbers(first: int, end: int) -> list[str]:
 
 
 def test_members_of_a_group_go_on(kind: type[Driver], server: MortalServer, start: Start) -> None:
-    """Their positions are on the disk, and what was read up to there is not: each client reads what comes next."""
+    """Their offsets are on disk, but the records were not: each client continues with new records."""
     client = kind(server.address)
     create(server, "t")
     write(server, "t", numbers(0, 5))

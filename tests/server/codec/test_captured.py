@@ -27,7 +27,7 @@ def frames(path):
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_what_was_captured_comes_back(path):
-    """Each message decodes, and is encoded to the same bytes again: nothing in it was passed over."""
+    """Each message decodes and encodes to the same bytes, so no field was skipped."""
     count = 0
     for word, key, version, frame in frames(path):
         api, data = APIS[key], memoryview(frame)

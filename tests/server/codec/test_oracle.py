@@ -150,7 +150,7 @@ def test_the_list_of_what_is_lacking_is_not_stale():
 @pytest.mark.parametrize("seed", seeds("codec oracle"))
 @pytest.mark.parametrize(("name", "version"), COMPARED)
 def test_another_codec_agrees(name, version, seed):
-    """Their bytes are our bytes, and what they read out of ours is what we wrote."""
+    """Both codecs encode to the same bytes, and decode each other's bytes to the same values."""
     random = Random(f"{seed} {name} {version}")
     codec, their_class, struct = codec_of(name, version), THEIRS[name], MESSAGES[name].struct
     for _ in range(12):

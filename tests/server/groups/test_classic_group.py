@@ -129,7 +129,7 @@ def test_those_who_come_together_join_together(bench: _Bench) -> None:
 
 
 def test_waiting_for_more_ends(bench: _Bench) -> None:
-    """However many more come: after the rebalance time-out those who are there begin."""
+    """For any number of new members, those who are there begin after the rebalance timeout."""
     for number in range(_REBALANCE_MS // 50 + 10):
         bench.join(f"n{number}")
         bench.wait(50)
@@ -178,7 +178,7 @@ def test_an_id_first(bench: _Bench) -> None:
 
 
 def test_a_rebalance_waits_for_who_was_told_its_id(bench: _Bench) -> None:
-    """So that it comes into this generation, and does not make another one."""
+    """It then joins this generation, instead of starting another one."""
     bench.settle("a")
     bench.join("b", requires_known_member_id=True)
     bench.join("c")
@@ -234,7 +234,7 @@ def test_what_members_say_has_a_limit() -> None:
 
 
 def test_the_protocol_that_most_like_best() -> None:
-    """Each votes for the best of those that all have."""
+    """Each member votes for its best protocol of those that all have."""
 
     def member(*names: str) -> ClassicMember:
         return ClassicMember("", None, "", "", 0, 0, tuple((name, b"") for name in names), 0)
@@ -481,7 +481,7 @@ def test_a_static_member_comes_again(bench: _Bench) -> None:
 
 @pytest.mark.parametrize("may_skip", [False, True])
 def test_a_static_leader_comes_again(bench: _Bench, may_skip: bool) -> None:
-    """It leads still, and need not assign anything; older clients are told that another one leads, for they would."""
+    """It still leads and need not assign; older clients get another member as leader, because they would."""
     bench.settle("s", instance_id="i")
     old = bench.id_of("s")
     bench.join("s", instance_id="i", supports_skipping_assignment=may_skip)

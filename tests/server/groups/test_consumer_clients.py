@@ -80,7 +80,7 @@ def test_three_and_one_is_killed(consumer: Callable[..., Any], served: Served, s
 
 
 def test_everything_is_read_once(consumer: Callable[..., Any], store: LogStore) -> None:
-    """One reads and commits, another comes and takes over a part from where the first one is."""
+    """One member reads and commits, and another one takes over a part at the first one's offsets."""
     first = consumer()
     read = poll_until([first], lambda: bool(first.assignment()))
     while len(read) < 30:
@@ -112,7 +112,7 @@ def test_an_expression(consumer: Callable[..., Any], store: LogStore) -> None:
 
 
 def test_static_consumers(consumer: Callable[..., Any], store: LogStore) -> None:
-    """One that is started again under its instance id takes its place without the others being asked."""
+    """A consumer that restarts with its instance id keeps its place, and the others need not react."""
     one, other = consumer(group_instance_id="one"), consumer(group_instance_id="other")
     poll_until([one, other], lambda: shares([one, other]))
     had, before = {tp.partition for tp in one.assignment()}, _generation(store)
@@ -175,7 +175,7 @@ class _Java:
 
 @pytest.mark.long
 def test_java(served: Served, store: LogStore) -> None:
-    """Three of Kafka's own clients share; when one is killed the others take its share, and all is committed."""
+    """Three of Kafka's own clients share; after a kill, the others take over, and all records are committed."""
     try:
         java_command("Client")
     except Missing as error:

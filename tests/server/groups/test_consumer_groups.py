@@ -200,7 +200,7 @@ def test_versions(door: _Door, version: int) -> None:
     ],
 )  # fmt: skip
 def test_joins_that_make_no_sense(door: _Door, options: dict[str, Any]) -> None:
-    """They are refused before anything is looked at."""
+    """They are refused before any lookup."""
     assert door.join("a", **options).error_code == ErrorCode.INVALID_REQUEST
     assert door.beat("a", -2).error_code == ErrorCode.INVALID_REQUEST
     assert door.beat("a", -3).error_code == ErrorCode.INVALID_REQUEST
@@ -281,7 +281,7 @@ def test_expressions(door: _Door) -> None:
 
 
 def test_assignors(door: _Door) -> None:
-    """Members vote; there are two."""
+    """Members vote for one of two assignors."""
     assert door.join("a", server_assignor="mine").error_code == ErrorCode.UNSUPPORTED_ASSIGNOR
     epoch = door.join("a").member_epoch
     assert door.describe().assignor_name == "uniform"
@@ -497,7 +497,7 @@ def test_there_and_back(door: _Door) -> None:
 
 
 def test_a_classic_member_joins_a_new_group(door: _Door) -> None:
-    """And leaves it, or is given up when it does not join again in time."""
+    """It may leave, or is removed if it does not join again in time."""
     epoch = door.join("new").member_epoch
     classic = door.classic_join()
     assert (classic.error_code, classic.protocol_name, classic.members) == (0, "range", [])

@@ -165,7 +165,7 @@ def test_who_goes_while_it_joins_is_no_member(make_server: MakeServer, go: Go) -
 
 @GOING
 def test_who_goes_before_others_could_come_leaves_no_group(make_server: MakeServer, go: Go) -> None:
-    """While a group without members waits for more of them."""
+    """This holds while a group without members waits for more of them."""
     server = make_server(delay_ms=_LONG_MS)
     member = ClassicMember(server)
     member.begin_to_join()

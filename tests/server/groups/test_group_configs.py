@@ -129,7 +129,7 @@ def test_it_outlives_the_worker_and_the_group(make_desk: MakeDesk) -> None:
 
 
 def test_members_live_by_it(desk: Desk, clock: FakeClock) -> None:
-    """From their next heartbeat on."""
+    """The values apply from a member's next heartbeat on."""
     first = join(desk)
     assert (first.error_code, first.heartbeat_interval_ms) == (0, 5_000)
     assert alter(desk, (SESSION, SET, "10000"), (HEARTBEAT, SET, "2000")) == ErrorCode.NONE
@@ -152,7 +152,7 @@ def test_members_live_by_it(desk: Desk, clock: FakeClock) -> None:
     ],
 )  # fmt: skip
 def test_what_is_refused(desk: Desk, changes: list[tuple[str, int, str | None]]) -> None:
-    """With the rest of the request."""
+    """The rest of the request is refused, too."""
     assert alter(desk, *changes) == ErrorCode.INVALID_CONFIG
     assert not desk.broker.store.groups.configs.find("g")
 

@@ -298,7 +298,7 @@ def test_find_coordinator(door: _Door, version: int) -> None:
 
 
 def test_a_group_of_another_worker(door: _Door) -> None:
-    """Every request that is about a group is refused by a worker that does not coordinate it."""
+    """Every request about a group is refused by a worker that does not coordinate it."""
     door.broker.cluster = door.both
     other = next(f"g{n}" for n in range(100) if not door.both.is_coordinator(f"g{n}"))
     beat = heartbeat.HeartbeatRequest(other, 1, "m")

@@ -42,7 +42,7 @@ def consumer(served: Served) -> Iterator[Callable[..., Any]]:
 
 @pytest.mark.long
 def test_three_consumers_one_dies(consumer: Callable[..., Any], served: Served, store: LogStore) -> None:
-    """They share; a server that is killed changes nothing of that; what one had that leaves goes to the others."""
+    """They share; a kill of the server changes nothing, and partitions of a departed member go to the others."""
     consumers = [consumer() for _ in range(3)]
     poll_until(consumers, lambda: shares(consumers))
     before = store.groups.describe("g")
@@ -109,7 +109,7 @@ def test_the_library_has_the_group(consumer: Callable[..., Any], store: LogStore
 
 
 def test_static_consumers(consumer: Callable[..., Any], store: LogStore) -> None:
-    """One that is started again under its instance id takes its place without the others joining again."""
+    """A consumer that restarts with its instance id keeps its place, and the others need not join again."""
     one, other = consumer(group_instance_id="one"), consumer(group_instance_id="other")
     poll_until([one, other], lambda: shares([one, other]))
     before = store.groups.describe("g").generation
@@ -147,7 +147,7 @@ def test_tools(consumer: Callable[..., Any], served: Served, store: LogStore) ->
 
 
 def test_aiokafka(served: Served, store: LogStore) -> None:
-    """Another client, with another idea of the protocol's versions."""
+    """aiokafka uses other versions of the protocol."""
     aiokafka = pytest.importorskip("aiokafka")
 
     async def read() -> list[tuple[int, int]]:
@@ -172,7 +172,7 @@ def test_aiokafka(served: Served, store: LogStore) -> None:
 
 
 def test_kafka_python(served: Served, store: LogStore) -> None:
-    """And one more, two of them at a time."""
+    """Two consumers of kafka-python share."""
     kafka = pytest.importorskip("kafka")
 
     def make() -> Any:

@@ -69,7 +69,7 @@ def test_who_may_describe_the_cluster_sees_the_bytes_as_they_are() -> None:
 
 @pytest.mark.parametrize("data", [b"", b"\0", b"\0\x63hidden", b"\0\0\0\0\0\1\0\x63hidden"])
 def test_bytes_that_nobody_understands_are_shown_to_those_who_may_describe_the_cluster(data: bytes) -> None:
-    """They could name any topic."""
+    """The bytes could name any topic."""
     for show in (visible_subscription, visible_assignment):
         assert show("consumer", data, may_see, sees_cluster=True) == data
         assert show("consumer", data, may_see, sees_cluster=False) == b""
