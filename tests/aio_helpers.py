@@ -1,4 +1,4 @@
-"""Running coroutines in tests: in a loop of their own, within a time."""
+"""Run coroutines in tests, each in an event loop of its own and with a time limit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 WITHIN_S = 30.0
-"""What waits for something that does not come fails, and does not hang."""
+"""A coroutine that waits for an event that never comes fails after this time."""
 
 
 def run(coroutine: Coroutine[Any, Any, T], within_s: float = WITHIN_S) -> T:

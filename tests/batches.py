@@ -38,7 +38,7 @@ _HEADER = struct.Struct("<" + "".join(HEADER_FIELDS.values()))
 
 
 class Columns(NamedTuple):
-    """What a batch is made from."""
+    """The arguments that a batch is made from."""
 
     values: list[bytes | None]
     keys: list[bytes | None] | None = None
@@ -60,7 +60,7 @@ def batch_bytes(
     timestamps: Sequence[int] | None = None,
     **fields: Any,
 ) -> bytes:
-    """Return a batch as it lies on disk."""
+    """Return a batch as a log stores it."""
     columns = values if isinstance(values, Columns) else Columns(list(values))
     times = columns.timestamps if timestamps is None else timestamps
     deltas = columns.offset_deltas
@@ -78,14 +78,14 @@ def batch_bytes(
 
 
 def read_batch(data: bytes | memoryview, position: int = 0) -> RecordBatch:
-    """Return the batch at ``position``, everything checked as a reader checks it."""
+    """Return the batch at ``position`` after all checks of a reader."""
     view = memoryview(data)
     header = decode_header(view, position)
     return record_batch(header, check_payload(view, position, header), position=position)
 
 
 def read_everything(data: bytes | memoryview, position: int = 0) -> list[Record]:
-    """Every column and every record of a batch, so that nothing in it stays undecoded."""
+    """Decode every column and every record of a batch."""
     batch = read_batch(data, position)
     count = batch.header.record_count
     columns: list[list[Any] | Int64Array] = [batch.values, batch.keys, batch.headers, batch.offsets, batch.timestamps]
@@ -94,7 +94,7 @@ def read_everything(data: bytes | memoryview, position: int = 0) -> list[Record]
 
 
 def expected_records(columns: Columns, base_offset: int, now_ms: int = NOW_MS, epoch: int = 0) -> list[Record]:
-    """The records that a batch of these columns must give back."""
+    """Return the records that a batch of these columns must decode to."""
     count = len(columns)
     keys = columns.keys or [None] * count
     headers: Sequence[Headers] = columns.headers or [()] * count
@@ -115,7 +115,9 @@ def unpack_header(data: bytes) -> dict[str, Any]:
 
 
 def forge(data: bytes, *, payload: bytes | None = None, **fields: Any) -> bytes:
-    """Return the batch with other header fields, or another payload, and checksums (and a place) that match them."""
+    """Return the batch with other header fields, or another payload, and with checksums (and a position) that match
+    them.
+    """
     stored = data[HEADER_SIZE:] if payload is None else payload
     header = unpack_header(data) | fields
     hashed = stored
@@ -139,7 +141,7 @@ codecs = st.sampled_from([codec.number for codec in CODECS])
 
 @st.composite
 def columns(draw: st.DrawFn, max_size: int = 20) -> Columns:
-    """Columns of a batch, each of the optional ones there or not."""
+    """Return a strategy of columns, with or without each optional one."""
     count = draw(st.integers(1, max_size))
 
     def column(items: st.SearchStrategy[Any]) -> Any:

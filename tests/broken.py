@@ -1,4 +1,4 @@
-"""Stores for tests of `verify`, `repair` and `dump`: made whole, then broken byte by byte."""
+"""Stores for tests of `verify`, `repair` and `dump`: created whole, then damaged byte by byte."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from segmentlog.inspection.store_inspection import inspect_store
 
 
 class Batch(NamedTuple):
-    """Where a batch lies."""
+    """The position of a batch."""
 
     path: Path
     position: int
@@ -26,10 +26,10 @@ class Batch(NamedTuple):
 
 
 def make_store(path: Path, batches: int = 6, records: int = 2, **settings: object) -> Path:
-    """Return a store with topic "t" of one partition, closed cleanly; the partition's folder.
+    """Create a store with topic "t" of one partition, close it cleanly, and return the partition's folder.
 
-    Two batches a segment, unless ``settings`` say otherwise; record ``i`` has the value "value i" and
-    timestamp 1000 + i; keys, nulls and headers are among them.
+    A segment has two batches unless ``settings`` change that. Record ``i`` has the value "value i" and the timestamp
+    1000 + i. Some records have keys, null values or headers.
     """
     config = {"segment_records": 2 * records, "index_interval_bytes": 1, "fsync": "never", **settings}
     with segmentlog.open(path, background=False) as store:
@@ -51,7 +51,7 @@ def log_files(folder: Path) -> list[Path]:
 
 
 def batches_of(folder: Path) -> list[Batch]:
-    """Every batch of a whole partition, in order."""
+    """Return every batch of a partition, in order."""
     found = []
     for path in log_files(folder):
         view = memoryview(path.read_bytes())
@@ -64,7 +64,7 @@ def batches_of(folder: Path) -> list[Batch]:
 
 
 def flip(path: Path, position: int, bits: int = 1) -> None:
-    """Change bits of one byte; once more changes them back."""
+    """Flip bits of one byte; a second call flips them back."""
     with path.open("r+b") as file:
         file.seek(position)
         byte = file.read(1)[0]
@@ -73,29 +73,29 @@ def flip(path: Path, position: int, bits: int = 1) -> None:
 
 
 def copied(store: Path, to: Path) -> Path:
-    """A copy of a store, as from a backup: its state page is not believed. Its partition's folder."""
+    """Copy a store as a backup would, and return the folder of its partition. A copy's state page is not trusted."""
     shutil.copytree(store, to)
     return to / "t" / "0"
 
 
 def crash(store: Path, to: Path) -> Path:
-    """What a machine that died now would leave, if everything had reached the disk: a copy without a state page."""
+    """Copy a store without its state page: the state after a power cut if everything was on disk."""
     folder = copied(store, to)
     os.unlink(folder / "state")
     return folder
 
 
 def findings(store: Path, *severities: str) -> list[Finding]:
-    """What an inspection finds, of these severities or of all."""
+    """Return the findings of an inspection, of these severities or of all."""
     return [one for one in inspect_store(str(store)) if not severities or one.severity in severities]
 
 
 def records(store: Path) -> dict[int, bytes | None]:
-    """Offset to value of everything that can be read of topic "t"."""
+    """Return offset -> value of all readable records of topic "t"."""
     with segmentlog.open(store, create=False, background=False) as opened:
         return {record.offset: record.value for record in opened.consumer("t")}
 
 
 def command(store: Path, *arguments: str) -> int:
-    """Run the command line in this process; its exit status."""
+    """Run the command line in this process and return its exit status."""
     return run(cli, ["--dir", str(store), *arguments])

@@ -1,4 +1,4 @@
-"""Messages of every kind and version, filled at random by their layouts, and their codecs."""
+"""Random messages of every API and version, and their codecs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _RANGES: Final = {"int8": 7, "int16": 15, "int32": 31, "int64": 63}
 
 
 class Codec(NamedTuple):
-    """How one message of a version is read and written."""
+    """Encoder and decoder of one version of a message."""
 
     module: Any
     decode: Callable[[memoryview], Any]
@@ -36,14 +36,14 @@ class Codec(NamedTuple):
 
 
 def every_version() -> Iterator[tuple[str, int]]:
-    """Each message's name, with each of its versions."""
+    """Yield each message's name with each of its versions."""
     for name, message in MESSAGES.items():
         for version in message.versions:
             yield name, version
 
 
 def codec_of(name: str, version: int) -> Codec:
-    """Return the functions for it; data messages with the version before them."""
+    """Return the codec of a message. The bytes of a data message begin with its version."""
     message = MESSAGES[name]
     if message.kind == "data":
         module = import_module("segmentlog.server.codec.generated.consumer_protocol")
@@ -57,7 +57,7 @@ def codec_of(name: str, version: int) -> Codec:
 
 
 def sample(name: str, version: int, random: Random, most: int = 3) -> Any:
-    """A message with something in every field that the version has; arrays have up to ``most`` elements."""
+    """Return a message with a value in every field of the version; arrays have up to ``most`` elements."""
     module = codec_of(name, version).module
     return _struct(module, MESSAGES[name].struct, version, random, most)
 
@@ -76,7 +76,7 @@ def _field(module: Any, field: FieldLayout, version: int, random: Random, most: 
         return None
     if not field.is_array:
         made = _one(module, field, version, random, most)
-        # An encoder omits a tagged struct of defaults, and a decoder returns None for it.
+        # An encoder omits a tagged struct that has only defaults, and a decoder returns None for it.
         return None if field.stands_for_default and made == type(made)() else made
     count = random.randint(0, most)
     if field.struct is None and most and random.random() < 0.05:

@@ -1,7 +1,7 @@
-"""Seeded lives of a compacted topic on a simulated machine, with the power cut at every call.
+"""Seeded lives of a compacted topic on a simulated machine, with a power cut at every call.
 
-What `trial` does for appends, for passes of the cleaner, retention, trims and truncations;
-while a pass is at it, at moments that a seed chooses, other processes append, roll, trim and read.
+`trial` does the same for appends. This trial also runs the cleaner, retention, trims and truncations. During a pass of
+the cleaner, other processes append, roll, trim and read, at moments that the seed chooses.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LATER_MS = 100_000
 
 
 class CompactionTrial:
-    """A workload, and the checks of states that its crashes leave, so many at each call. ``states`` counts them."""
+    """A workload, and checks of the states after crashes at each of its calls. ``states`` counts the checked states."""
 
     def __init__(self, seed: int, writers: int, *, truncates: bool = True) -> None:
         self.seed, self.writer_count, self._truncates = seed, writers, truncates
@@ -68,7 +68,7 @@ class CompactionTrial:
         self._moments: list[Moment] = []
 
     def run(self, rounds: int, operations: int, variants: int) -> int:
-        """``rounds`` times: operations, then a crash at each call of them, then on from one of those crashes."""
+        """Run ``rounds`` times: operations, then a crash at each of their calls; continue from one of the crashes."""
         with (
             mock.patch("segmentlog.log.append.appender.OFFSET_CEILING_STEP", 24),
             mock.patch("segmentlog.log.append.syncer.CHECKPOINT_BYTES", 1500),
@@ -97,7 +97,7 @@ class CompactionTrial:
         disk, rng = self.disk, self.rng
         disk.on_effect = lambda: self._happened(disk)
         self._writers = [self._open(disk) for _ in range(self.writer_count)]
-        # What a power cut took is gone for good once somebody has looked.
+        # Once a process has opened the log, records that a power cut took must not come back.
         self._note_shown(self._writers[0], lambda history, shown: history.settled(shown))
         for _ in range(operations):
             at = rng.randrange(self.writer_count)
@@ -114,7 +114,7 @@ class CompactionTrial:
         if not self._busy or self.rng.random() > 0.15:
             return
         if any(name in disk.find(FOLDER).names and disk.find(f"{FOLDER}/{name}").locks for name in ("lock", "state")):
-            return  # it would wait
+            return  # the other process would wait for the lock
         self._busy = False
         at = self.rng.randrange(len(self._writers))
         process: Any = self._writers[at].handle.fs
@@ -124,7 +124,7 @@ class CompactionTrial:
         self._busy = True
 
     def _disturb(self, at: int) -> None:
-        """What another process does while one is compacting."""
+        """Act as another process during a compaction."""
         what = self.rng.random()
         if what < 0.6:
             self._append(at)
@@ -253,7 +253,7 @@ class CompactionTrial:
     def _go_on(
         self, log: Partition, history: KeyedHistory, disk: SimulatedDisk, ranges: list[tuple[int, int]], where: str
     ) -> None:
-        """The log takes an append, and passes that drop every tombstone; nothing older shows up behind them."""
+        """Append after a recovery and run passes that drop every tombstone; no older record of a key may reappear."""
         base_offset = log.append([b"after"], [b"after"], ack="durable")
         self._expect([f"offset {base_offset} twice"] if history.is_known(base_offset) else [], where)
         history.told(base_offset, [Said(b"after", b"after")], durable=True)
@@ -284,7 +284,7 @@ class CompactionTrial:
 
 
 def records_of(log: Partition) -> dict[int, Said]:
-    """offset -> record, of all that a reader gets."""
+    """Return offset -> record of all records that a reader gets."""
     return {
         offset: Said(key, value)
         for batch in log.read(log.log_start_offset)
@@ -293,6 +293,6 @@ def records_of(log: Partition) -> dict[int, Said]:
 
 
 def run_compaction_trial(seed: int, writers: int, variants: int) -> int:
-    """The number of states that were checked. Raises `Broken`."""
+    """Run one trial and return the number of states that it checked. Raises `Broken`."""
     logging.disable(logging.WARNING)
     return CompactionTrial(seed, writers).run(rounds=2, operations=30, variants=variants)

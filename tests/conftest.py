@@ -1,4 +1,4 @@
-"""What all tests share."""
+"""Fixtures and hooks that all tests share."""
 
 import os
 import shutil
@@ -18,22 +18,22 @@ from seeds import fresh_seed, given_seed
 from segmentlog.topics import background_work
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # Started in the background of a shell that has no job control: processes that tests start and
-    # interrupt would inherit this, and not hear the interrupt.
+    # A shell without job control starts background processes with SIGINT ignored. The processes that tests start and
+    # interrupt would inherit this.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Of the hundreds of processes that tests start, each would spend 0.1 s on numpy's threads for linear algebra.
+# Tests start hundreds of processes; each would spend 0.1 s on starting numpy's threads for linear algebra.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-# No deadline: a busy machine is not a slow function. In CI, where Hypothesis would try the same examples for ever, it
-# explores as anywhere else, from the fresh seed of the run, and prints what brings a failure back.
+# No deadline: a slow example may only mean that the machine is busy. In CI, Hypothesis would try the same examples in
+# every run; here it uses the fresh seed of the run, and prints how to repeat a failure.
 settings.register_profile("segmentlog", deadline=None, derandomize=False, print_blob=True)
 settings.load_profile("segmentlog")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Before Hypothesis reads its option; the processes of pytest-xdist get it with the others."""
+    """Choose the seed of Hypothesis before it reads its option; the processes of pytest-xdist inherit it."""
     if config.option.hypothesis_seed is None:
         config.option.hypothesis_seed = str(fresh_seed())
 
@@ -50,13 +50,13 @@ def pytest_report_header() -> str:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Once more: the output of a test process that died shows nothing else."""
+    """Print the seed again: the output of a test process that died shows only the end."""
     terminalreporter.write_line(_seed_line())
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    """Yield a test that fails names the seed it had."""
+    """Add the seed of a failed test to its report."""
     report = yield
     seed = getattr(item, "callspec", None) and item.callspec.params.get("seed")
     if report.failed and seed is not None:
@@ -101,9 +101,9 @@ def _minutes(item: pytest.Item) -> float:
 def nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test that leaves descriptors, threads or child processes behind. It is the first fixture and the last.
 
-    What there was when it began is not its own. Of a test with Spark, which has processes and
-    sockets for the session, only files below the temporary folder count. Nor may it take away the function that
-    measures coverage: of all that comes after it in its process no line would count.
+    Resources from before the test do not count. A test with Spark shares processes and sockets of the session, so only
+    its files below the temporary folder count. A test must also keep the function that measures coverage: otherwise no
+    line of later tests in this process would count.
     """
     before, failures, measuring = Snapshot.take(), request.session.testsfailed, sys.gettrace()
     yield
@@ -111,7 +111,7 @@ def nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     if sys.gettrace() is not measuring:
         sys.settrace(measuring)
         pytest.fail("a trace function was left behind, or taken away", pytrace=False)
-    if request.session.testsfailed == failures:  # else the traceback holds on to whatever it passed through
+    if request.session.testsfailed == failures:  # otherwise the traceback keeps local variables, and their files, alive
         left = left_since(before, tempfile.gettempdir() if request.node.get_closest_marker("spark") else None)
         if left:
             pytest.fail(left, pytrace=False)
@@ -119,7 +119,7 @@ def nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _whole_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tick of retention goes through all of a round, however busy the machine is."""
+    """Let one tick of retention scan all partitions, however busy the machine is."""
     monkeypatch.setattr(background_work, "_SLICE_S", 60.0)
 
 
@@ -129,7 +129,7 @@ _ROOM_BYTES = 1 << 30
 
 @pytest.fixture
 def memory_path(tmp_path: Path) -> Iterator[Path]:
-    """A folder in memory, where there is room: for thousands of files whose fsyncs nobody asks about."""
+    """Yield a folder in memory if there is room: for thousands of files whose fsyncs do not matter to the test."""
     if not os.access(_MEMORY, os.W_OK) or shutil.disk_usage(_MEMORY).free < _ROOM_BYTES:
         yield tmp_path
         return
@@ -139,7 +139,7 @@ def memory_path(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def small_steps() -> Iterator[None]:
-    """Ceilings and recovery points move often enough to fail in a short workload."""
+    """Make offset ceilings and recovery points advance often enough for a short workload to reach faults in them."""
     with (
         mock.patch("segmentlog.log.append.appender.OFFSET_CEILING_STEP", 10),
         mock.patch("segmentlog.log.offset_grants.OFFSET_CEILING_STEP", 10),

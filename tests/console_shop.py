@@ -1,4 +1,4 @@
-"""A store that has something of everything the console shows, some of it hostile."""
+"""A store with an example of everything that the console shows, including hostile texts."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ HOSTILE = [
     "nul \0 escape \x1b[31m red",
     "</textarea></pre></table></script><!--",
 ]
-"""Texts that a careless page would take for something else."""
+"""Texts that a careless page would interpret as HTML or script."""
 ORDERS = 1200
 
 
 def fill(store: LogStore) -> None:
-    """Make topics, records, groups and transactions."""
+    """Create topics, records, groups and transactions."""
     store.create_topic("orders", 3, {"segment.bytes": "4KiB", "retention.ms": "30d", "fsync": "always"})
     store.create_topic("customers", 2, {"cleanup.policy": "compact", "segment.records": 100})
     store.create_topic("hostile", 1)
@@ -61,7 +61,7 @@ def fill(store: LogStore) -> None:
 
 
 class Page(HTMLParser):
-    """Elements of a page with their attributes, and its text."""
+    """The elements of a page with their attributes, and its text."""
 
     def __init__(self, source: str) -> None:
         super().__init__()
@@ -71,11 +71,11 @@ class Page(HTMLParser):
         self.close()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """One more element."""
+        """Add one element."""
         self.elements.append((tag, dict(attrs)))
         if tag in ("dt", "dd", "th", "td", "li", "p", "h1", "h2", "option"):
             self.text += " "
 
     def handle_data(self, data: str) -> None:
-        """Text between elements."""
+        """Add the text between elements."""
         self.text += data

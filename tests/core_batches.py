@@ -1,6 +1,6 @@
-"""Records and columns for the core: valid ones, mutated ones and noise, each from a generator of random numbers.
+"""Records and columns for the core: valid, mutated or noise, each from a generator of random numbers.
 
-Only the standard library is imported: a process that runs under a sanitizer uses this module, too.
+It imports only the standard library, because a process with a sanitizer uses it, too.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Columns(NamedTuple):
 
 
 def random_payload(rng: Random) -> Payload:
-    """Return records: of eight payloads two are valid and one is noise."""
+    """Return a payload of records: of eight payloads, two are valid, one is noise and five are mutated."""
     kind = rng.randrange(8)
     if kind == 0:
         data, count = rng.randbytes(rng.randrange(80)), rng.randrange(6)
@@ -51,7 +51,7 @@ def random_payload(rng: Random) -> Payload:
 
 
 def random_columns(rng: Random) -> Columns:
-    """Return columns: of six half are valid."""
+    """Return columns: valid in half of the cases."""
     count = rng.choice((0, 1, 2, 5, 15, 16, 40))
     keys = b"" if rng.randrange(3) == 0 else _array(count) + b"".join(_blob(rng) for _ in range(count))
     values = _array(count) + b"".join(_blob(rng) for _ in range(count))
@@ -94,7 +94,7 @@ def mutated(rng: Random, data: bytes) -> bytes:
 
 
 def varint(rng: Random, number: int) -> bytes:
-    """Return a number as Kafka writes it; seldom with needless bytes at the end."""
+    """Return a number as Kafka encodes it; seldom with superfluous bytes at the end."""
     rest = (number << 1 ^ number >> 63) & 0xFFFFFFFFFFFFFFFF
     made = bytearray()
     while rest >= 128:

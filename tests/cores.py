@@ -1,4 +1,4 @@
-"""The ways in which the records of a Kafka batch are found here, for tests that go through all of them."""
+"""The implementations that find the records of a Kafka batch, for tests that run with each of them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SOURCE: Final = Path(segmentlog.speedups.__file__).with_name("records.py")
 
 
 def load_interpreted() -> ModuleType:
-    """Return the core as Python runs it, whether it is compiled here or not."""
+    """Return the core as plain Python, also where it is compiled."""
     spec = importlib.util.spec_from_file_location(records.__name__, SOURCE)
     assert spec is not None
     assert spec.loader is not None
@@ -38,14 +38,14 @@ WAYS: Final = ("compiled", "interpreted", "numpy")
 
 
 def need_compiler() -> None:
-    """Skip where the core is not compiled, but not in CI."""
+    """Skip the test where the core is not compiled; in CI, fail."""
     if not COMPILED and not os.environ.get("CI"):
         pytest.skip("the core is not compiled here: install a C compiler and Python's headers, then reinstall")
     assert COMPILED, "CI must test the compiled core"
 
 
 def use_way(way: str, patch: pytest.MonkeyPatch) -> None:
-    """Let all of the package find and encode records in this way; skip where the core is not compiled."""
+    """Make the whole package use this implementation; skip the test where the core is not compiled."""
     if way == "compiled":
         need_compiler()
     core = records if way == "compiled" else INTERPRETED
@@ -58,7 +58,7 @@ def use_way(way: str, patch: pytest.MonkeyPatch) -> None:
 
 
 def found_by(way: str, data: bytes, size: int, count: int, last_offset_delta: int) -> WireRecords:
-    """Return records found in this way, checked; raise `MalformedRecord`."""
+    """Return the records that this implementation finds, checked; raise `MalformedRecord`."""
     with pytest.MonkeyPatch.context() as patch:
         use_way(way, patch)
         kind = wire_numpy.NumpyRecords if way == "numpy" else wire_scan.ScannedRecords
@@ -71,8 +71,8 @@ def build_core(
 ) -> Path:
     """Compile a copy of the core in ``folder`` with setup.py, and return the library.
 
-    ``change`` replaces a part of the source, ``variables`` are set in the environment, ``before`` is called when the
-    sources are there. Raise FileNotFoundError where nothing was compiled.
+    ``change`` replaces a part of the source, ``variables`` are set in the environment, and ``before`` is called once
+    the sources are copied. Raise FileNotFoundError if nothing was compiled.
     """
     package = folder / "segmentlog" / "speedups"
     shutil.copytree(SOURCE.parent, package, ignore=shutil.ignore_patterns("*.so", "__pycache__"))

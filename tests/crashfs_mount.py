@@ -1,4 +1,4 @@
-"""A CrashFS for a test."""
+"""A fixture that mounts a CrashFS."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from segmentlog.testing.crashfs import CrashFS, CrashFSUnavailable
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[CrashFS]:
-    """A mounted disk; without FUSE a skip, but not where everything has to be tested."""
+    """Yield a mounted disk. Without FUSE, skip the test; in CI, fail."""
     try:
         mounted = CrashFS(tmp_path / "disk", tmp_path / "mount")
     except CrashFSUnavailable as why:

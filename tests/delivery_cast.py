@@ -1,4 +1,4 @@
-"""Processes that use a store, seen from the test that kills and stops them: see `delivery_process`."""
+"""Processes that use a store, as seen by the test that kills and stops them: see `delivery_process`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TESTS = Path(__file__).parent
 
 
 class Nursery:
-    """Forks processes."""
+    """A process that forks the others."""
 
     def __init__(self, script: Path) -> None:
         self.process = subprocess.Popen(
@@ -59,10 +59,10 @@ class Cast:
         self.running: dict[int, dict[str, Any]] = {}
         self.stopped: dict[int, dict[str, Any]] = {}
         self.ending: list[int] = []
-        """Told to end: they may have to wait for a lock that a stopped one holds."""
+        """Processes that were asked to end; they may wait for a lock that a stopped process holds."""
 
     def close(self) -> None:
-        """Leave nobody behind."""
+        """Kill all processes."""
         for pid in (*self.running, *self.stopped, *self.ending):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -81,7 +81,7 @@ class Cast:
         return pid
 
     def end(self, pid: int) -> None:
-        """Wait until it has ended, and see that it ended well."""
+        """Wait until the process has ended, and check that it succeeded."""
         self.running.pop(pid, None)
         self.stopped.pop(pid, None)
         status = self.nursery.ask(wait=pid, timeout_s=PATIENCE_S)
@@ -90,29 +90,29 @@ class Cast:
         assert status in (0, -signal.SIGKILL & 0xFF), f"a worker ended with {status}; {self.where}"
 
     def kill(self, pid: int) -> None:
-        """As `kill -9`."""
+        """Kill the process like `kill -9`."""
         os.kill(pid, signal.SIGKILL)
         self.end(pid)
 
     def stop(self, pid: int) -> None:
-        """Until it is woken up."""
+        """Stop the process until `wake`."""
         os.kill(pid, signal.SIGSTOP)
         self.stopped[pid] = self.running.pop(pid)
 
     def terminate(self, pid: int) -> None:
-        """Ask it to end."""
+        """Ask the process to end."""
         self.running.pop(pid, None)
         os.kill(pid, signal.SIGTERM)
         self.ending.append(pid)
 
     def wake(self, pid: int) -> None:
-        """A stopped one goes on, and ends itself: by then there is another one in its place."""
+        """Continue a stopped process and ask it to end: another process has its job by now."""
         self.stopped.pop(pid)
         self.terminate(pid)
         os.kill(pid, signal.SIGCONT)
 
     def kill_all(self) -> None:
-        """All at the same moment."""
+        """Kill all processes at the same moment."""
         pids = [*self.running, *self.stopped, *self.ending]
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
@@ -122,7 +122,7 @@ class Cast:
             self.end(pid)
 
     def finish(self) -> None:
-        """Let all of them end, the stopped ones as well."""
+        """Ask all processes to end, including the stopped ones."""
         for pid in list(self.running):
             if self.rng.random() < 0.5:
                 self.kill(pid)
@@ -136,5 +136,5 @@ class Cast:
     def events(self) -> Iterator[checker.Event]:
         for log in sorted(self.logs.iterdir()):
             for line in log.read_text().splitlines(keepends=True):
-                if line.endswith("\n"):  # else it was killed in the middle of the line, and nothing came after
+                if line.endswith("\n"):  # otherwise the process was killed within the line, which is the last one
                     yield json.loads(line)

@@ -1,21 +1,21 @@
-"""What a store may look like after what its users saw: a checker of delivery semantics, in the manner of Elle.
+"""Check the end state of a store against the events that its processes recorded, in the manner of Elle.
 
-Every process writes down what it is about to do, and what came of it. What was begun and not
-reported may have happened or not; everything else is held against the log as it is in the end.
+Each process records every action before it begins and its result afterwards. An action without a result may or may
+not have happened. All other events are compared with the final content of the log.
 
-    ["send", process, txn, topic, partition, values]   about to append; txn "" outside of a transaction
-    ["ok", process]                                    what was sent last is acknowledged
-    ["acked", process, topic, partition, [[offset, value], ...]]    of what was sent, this; offset -1: it does not say
-    ["refused", process]                               nothing of it was appended
-    ["commit", process, txn], ["abort", process, txn]  about to end a transaction
+    ["send", process, txn, topic, partition, values]   begins to append; txn is "" outside of a transaction
+    ["ok", process]                                    the last send is acknowledged
+    ["acked", process, topic, partition, [[offset, value], ...]]    these records are; offset -1: not reported
+    ["refused", process]                               no record of the last send was appended
+    ["commit", process, txn], ["abort", process, txn]  begins to end a transaction
     ["committed", process, txn], ["aborted", process, txn]
-    ["handed", process, isolation, topic, partition, [[offset, value], ...]]     what a reader was given
-    ["trims", process, topic, partition, [[offset, value, committed], ...]]      about to delete these from the front
+    ["handed", process, isolation, topic, partition, [[offset, value], ...]]     a reader got these records
+    ["trims", process, topic, partition, [[offset, value, committed], ...]]      begins to delete these records
     ["owns", process, ns, member, generation, topic, partition]                  a member of a group reads it
     ["disowns", process, ns, member, topic, partition]
-    ["error", process, text]                           what should not have happened
+    ["error", process, text]                           a failure that must not happen
 
-Values are unique, but for those of named producers, which count: ``n:<name>:<topic>:<partition>:<number>``.
+Values are unique, except those of named producers, which count: ``n:<name>:<topic>:<partition>:<number>``.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ Content = dict[int, str]
 
 
 class Final(msgspec.Struct):
-    """A partition in the end: everything, and what ``read_committed`` shows of it."""
+    """The final content of a partition: all records, and those that ``read_committed`` shows."""
 
     everything: Content
     committed: Content
     log_end_offset: int
     last_stable_offset: int
     log_start_offset: int = 0
-    """What was before it was deleted."""
+    """Records before this offset were deleted."""
     lost: list[tuple[int, int]] = []
-    """Ranges of offsets that a power cut took, as the log tells them."""
+    """Ranges of offsets that a power cut took, as the log reports them."""
 
     def is_lost(self, offset: int) -> bool:
         return any(base <= offset < end for base, end in self.lost)
@@ -55,7 +55,7 @@ Store = Mapping[Place, Final]
 
 
 class Transaction(msgspec.Struct):
-    """What is known of a transaction from outside."""
+    """A transaction as the events describe it."""
 
     values: list[tuple[Place, str]] = []
     intent: str = ""
@@ -63,33 +63,35 @@ class Transaction(msgspec.Struct):
 
     @property
     def verdict(self) -> str:
-        """Committed, aborted or unknown. Who died before it said "commit" has aborted."""
+        """Committed, aborted or unknown. If the process died before its "commit", the transaction is aborted."""
         if self.result:
             return self.result
         return "unknown" if self.intent == "commit" else "aborted"
 
 
 class History(msgspec.Struct):
-    """The events of all processes, sorted by what they tell."""
+    """The events of all processes, by kind."""
 
     transactions: dict[str, Transaction] = {}
     acknowledged: list[tuple[Place, str]] = []
     refused: list[tuple[Place, str]] = []
     sent: set[str] = set()
     orders: dict[tuple[str, Place], list[str]] = {}
-    """What each process sent to each place, in that order; all but what is written again after an abort."""
+    """The values that each process sent to each partition, in that order. Values that are sent again after an abort are
+    left out.
+    """
     placed: list[tuple[Place, int, str]] = []
-    """What a producer was told of where its records are."""
+    """Offsets that producers got for their records."""
     trimmed: dict[Place, list[tuple[int, str, bool]]] = {}
-    """Offsets, values, and whether they were committed: what was there before it was deleted."""
+    """Deleted records: offsets, values, and whether they were committed."""
     handed: dict[tuple[str, str, Place], list[tuple[int, str]]] = {}
-    """By reader, isolation and partition, in the order in which they were handed out."""
+    """Records by reader, isolation and partition, in the order in which the reader got them."""
     owned: list[Event] = []
     errors: list[str] = []
 
 
 def gather(events: Iterable[Event]) -> History:
-    """Return the history that processes wrote down; the order counts within each process only."""
+    """Return the history of the events; their order counts only within a process."""
     history = History()
     last: dict[str, tuple[str, list[tuple[Place, str]]]] = {}
     for kind, process, *rest in events:
@@ -127,10 +129,10 @@ def gather(events: Iterable[Event]) -> History:
 
 
 def check(history: History, store: Store, *, power_cut: bool = False) -> list[str]:
-    """Everything in which the store and what was seen contradict what was promised.
+    """Return all contradictions between the store, the events and the guarantees.
 
-    ``power_cut``: records that were handed to ``read_uncommitted`` readers, or acknowledged without
-    being durable, may be gone if the log says so; give those only that were durable.
+    With ``power_cut``, a lost range may contain records that ``read_uncommitted`` readers got, or that were
+    acknowledged before they were durable. Pass only events of records that were durable.
     """
     store = _with_trimmed(history, store)
     return [
@@ -147,7 +149,9 @@ def check(history: History, store: Store, *, power_cut: bool = False) -> list[st
 
 
 def _with_trimmed(history: History, store: Store) -> Store:
-    """Return the store as it would be had nothing been deleted. Who deletes reads before, and only what is decided."""
+    """Return the store as if no record had been deleted. A process reads before it deletes, and deletes only records
+    whose transactions have ended.
+    """
     found = dict(store)
     for place, records in history.trimmed.items():
         final = store[place]
@@ -161,7 +165,7 @@ def _with_trimmed(history: History, store: Store) -> Store:
 
 
 def _check_acknowledged(history: History, store: Store) -> Iterator[str]:
-    """Once it was said to be there, a record is there."""
+    """Yield each acknowledged record that is missing, and each refused record that exists."""
     values = {place: set(final.committed.values()) for place, final in store.items()}
     for place, value in history.acknowledged:
         if value not in values[place]:
@@ -172,17 +176,20 @@ def _check_acknowledged(history: History, store: Store) -> Iterator[str]:
 
 
 def _check_doubled(history: History, store: Store) -> Iterator[str]:
-    """No value is anywhere twice, nor one that nobody sent."""
+    """Yield each value that exists twice, and each that no process sent."""
     counts = Counter(value for final in store.values() for value in final.everything.values())
     for value, count in counts.items():
-        if count > 1 and not value.startswith("o:"):  # outputs: an aborted one and its repetition
+        if count > 1 and not value.startswith("o:"):  # values of pipelines: an aborted record and its repetition
             yield f"doubled: {value} is there {count} times"
         if value not in history.sent:
             yield f"invented: {value} was never sent"
 
 
 def _check_named(store: Store) -> Iterator[str]:
-    """What a name counted is there once each, in order, from 0 on, however often it was killed."""
+    """Yield each gap or repetition in the numbers of a named producer.
+
+    Each number exists once, in order, from 0, however often the producer was killed.
+    """
     for place, final in store.items():
         numbers: dict[str, list[int]] = defaultdict(list)
         for value in final.committed.values():
@@ -196,9 +203,9 @@ def _check_named(store: Store) -> Iterator[str]:
 
 
 def _check_order(history: History, store: Store) -> Iterator[str]:
-    """What a process sent to a partition lies there in that order, as far as it is there.
+    """Yield each record that is stored before an earlier one of the same process and partition.
 
-    But for what may be sent again: by names, which count (see above), and by pipelines.
+    Named producers, which count (see above), and pipelines may send a record again.
     """
     offsets = {
         place: {value: offset for offset, value in final.everything.items() if not value.startswith(("n:", "o:"))}
@@ -216,7 +223,7 @@ def _check_order(history: History, store: Store) -> Iterator[str]:
 
 
 def _check_transactions(history: History, store: Store) -> Iterator[str]:
-    """All of a transaction or none of it; all of what was committed, none of what was aborted."""
+    """Yield each transaction that is incomplete, committed but missing, or aborted but visible."""
     visible = {(place, value) for place, final in store.items() for value in final.committed.values()}
     for txn, transaction in history.transactions.items():
         found = [one for one in transaction.values if one in visible and not one[1].startswith("o:")]
@@ -235,7 +242,7 @@ def _check_transactions(history: History, store: Store) -> Iterator[str]:
 
 
 def _check_offsets(history: History, store: Store, *, power_cut: bool) -> Iterator[str]:
-    """One offset, one value, for whoever was handed it and whenever."""
+    """Yield each offset that had two values, for any process and at any time."""
     known: dict[tuple[Place, int], str] = {}
     for place, final in store.items():
         known.update({((place), offset): value for offset, value in final.everything.items()})
@@ -256,7 +263,7 @@ def _check_offsets(history: History, store: Store, *, power_cut: bool) -> Iterat
 
 
 def _check_readers(history: History, store: Store, *, power_cut: bool) -> Iterator[str]:
-    """A reader gets what is there in order, leaves nothing out, and sees nothing that was not committed."""
+    """Yield each record that a reader got out of order, missed, or got without a commit."""
     transactional = {value for one in history.transactions.values() for _, value in one.values}
     for (reader, isolation, place), records in history.handed.items():
         final = store[place]
@@ -268,7 +275,7 @@ def _check_readers(history: History, store: Store, *, power_cut: bool) -> Iterat
                 yield f"order: {reader} was handed {offset} of {place} after {previous}"
             elif previous >= 0 and not power_cut:
                 skipped = offsets[bisect_right(offsets, previous) : bisect_left(offsets, offset)]
-                skipped = [at for at in skipped if at >= final.log_start_offset]  # others may have been deleted by then
+                skipped = [at for at in skipped if at >= final.log_start_offset]  # the rest may be deleted by then
                 if skipped:
                     over = f"over {skipped[:5]}"
                     yield f"skipped: {reader} ({isolation}) went from {previous} to {offset} of {place}, {over}"
@@ -286,7 +293,9 @@ def _check_blocked(store: Store) -> Iterator[str]:
 
 
 def check_pipeline(store: Store, source: str, target: str) -> list[str]:
-    """Each committed record of ``source`` has one committed record ``o:<partition>:<offset>:...`` in ``target``."""
+    """Yield each committed record of ``source`` that does not have exactly one ``o:<partition>:<offset>:...`` in
+    ``target``.
+    """
     found: list[str] = []
     places: Counter[tuple[int, int]] = Counter()
     for (topic, partition), final in store.items():
@@ -313,9 +322,9 @@ def check_pipeline(store: Store, source: str, target: str) -> list[str]:
 
 
 def check_owners(history: History, *, evictions: bool) -> list[str]:
-    """No partition has two members in one generation; and, where nobody is evicted, none at one time.
+    """Return each partition that had two members in one generation or, without evictions, at one time.
 
-    An evicted member may take itself for the owner until it wakes up: it is fenced, see the pipeline.
+    An evicted member may consider itself the owner until it wakes up. It is fenced then: see the pipeline.
     """
     found: list[str] = []
     holders: dict[tuple[str, int, int], str] = {}
@@ -335,7 +344,7 @@ def check_owners(history: History, *, evictions: bool) -> list[str]:
             start = begun.pop((member, topic, partition), None)
             if start is not None:
                 intervals[topic, partition].append((start, time_ns, member))
-    for (member, topic, partition), start in begun.items():  # killed: it was seen alive for that long
+    for (member, topic, partition), start in begun.items():  # the process was killed: it was seen alive until then
         intervals[topic, partition].append((start, times[member], member))
     if not evictions:
         for (topic, partition), spans in intervals.items():

@@ -1,4 +1,4 @@
-"""What processes do with a store as a library, for checks of what it delivers: they write down each step of it."""
+"""Jobs of processes that use a store as a library, for checks of delivery: each process records every step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from segmentlog.store import LogStore
 
 
 class OneBoot(FileSystem):
-    """The real file system of a machine that was started at a time of the test's choosing."""
+    """The real file system of a machine whose boot time the test chooses."""
 
     def __init__(self, boot: str) -> None:
         self._boot = boot
@@ -30,7 +30,7 @@ class OneBoot(FileSystem):
 
 
 class LibraryProcess(Process):
-    """One process: its store, its journal, and the topics that it may use."""
+    """One process with its store, its journal, and the topics that it may use."""
 
     def __init__(self, order: dict[str, Any]) -> None:
         super().__init__(order)
@@ -52,7 +52,7 @@ class LibraryProcess(Process):
     # ------------------------------------------------------------ producing
 
     def send(self, producer: Producer, txn: str, topic: str, partition: int, values: list[str]) -> None:
-        """Send values, one by one or together, and say so before and after."""
+        """Send values, one by one or together, and record it before and after."""
         self.say("send", txn, topic, partition, values)
         try:
             if self.rng.random() < 0.7:
@@ -60,16 +60,16 @@ class LibraryProcess(Process):
             else:
                 for value in values:
                     producer.send(topic, value.encode(), partition=partition)
-                if not txn or self.rng.random() < 0.5:  # else the commit sends it
+                if not txn or self.rng.random() < 0.5:  # otherwise the commit sends them
                     producer.flush()
         except ProducerFenced:
-            if len(values) == 1 and not values[0].startswith("n:"):  # of several, some may have been sent before
+            if len(values) == 1 and not values[0].startswith("n:"):  # some of the values may have been sent before
                 self.say("refused")
             raise
         self.say("ok")
 
     def plain(self) -> None:
-        """A producer without a name."""
+        """Send values without a producer name."""
         with self.store.producer(linger_ms=1, ack="durable" if self.durable else None) as producer:
             while not self.stopping:
                 topic, partition = self.place()
@@ -78,7 +78,7 @@ class LibraryProcess(Process):
                 self.pause()
 
     def named(self) -> None:
-        """Counts, and goes on counting where its last instance was killed."""
+        """Send numbers under a name, and continue after the last number of the killed predecessor."""
         name = self.order["name"]
         while not self.stopping:
             ack: Any = "durable" if self.durable else None
@@ -95,7 +95,7 @@ class LibraryProcess(Process):
                     self.pause()
 
     def transactions(self) -> None:
-        """Transactions over several topics: committed, aborted, or cut short."""
+        """Run transactions over several topics; commit, abort or abandon each of them."""
         while not self.stopping:
             linger_ms, name = self.rng.choice((0, 1)), self.order.get("name")
             with (
@@ -140,16 +140,16 @@ class LibraryProcess(Process):
     # ------------------------------------------------------------ exactly once
 
     def pipeline(self) -> None:
-        """A member of a group: what it is given of one topic it transforms into another, exactly once."""
+        """Copy records from one topic to another as a member of a group, exactly once."""
         source, target = self.order["source"], self.order["target"]
         while not self.stopping:
             try:
                 with self.member(source) as consumer, self.pipeline_producer() as producer:
                     self.consumer = consumer
-                    if not self.stopping:  # said before there was a consumer to wake up
+                    if not self.stopping:  # a stop before the consumer existed could not wake it up
                         self.transform(consumer, producer, target)
             except (ProducerFenced, ConsumerFenced, TransactionAborted):
-                continue  # from the committed positions on, with another member and another producer
+                continue  # continue at the committed offsets, with another member and another producer
             finally:
                 self.consumer = None
 
@@ -213,7 +213,7 @@ class LibraryProcess(Process):
     # ------------------------------------------------------------ reading
 
     def reader(self) -> None:
-        """Writes down everything that it is handed."""
+        """Record everything that a consumer returns."""
         isolation = self.order["isolation"]
         self.consumer = consumer = self.store.consumer(
             *self.topics,
@@ -235,7 +235,7 @@ class LibraryProcess(Process):
     # ------------------------------------------------------------ in the end
 
     def look(self) -> None:
-        """Settle, let the pipeline finish, see that everything works at once, and write down what is there."""
+        """Finish the transactions and the pipeline, check that all operations work at once, and record the content."""
         from delivery_trial import settled
 
         source, target = self.order["source"], self.order["target"]
@@ -244,7 +244,7 @@ class LibraryProcess(Process):
         final = settled(self.store, places)
         while any(len(final[source, at].committed) > len(final[target, at].committed) for at in range(places[target])):
             if time.monotonic() - started_s > self.order["patience_s"]:
-                break  # the checker says what is missing
+                break  # the checker reports what is missing
             for topic, number in final:
                 self.store.topic(topic).partition(number).flush()
             with self.member(source) as consumer, self.pipeline_producer() as producer:

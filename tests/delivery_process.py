@@ -1,9 +1,11 @@
-"""The users of a store, each a process that is killed or stopped at any moment and writes down what it does.
+"""Processes that use a store, are killed or stopped at any moment, and record their actions.
 
-`serve` makes a program a nursery, which forks such processes: that takes a millisecond and not 300. It reads lines of
-JSON: ``{"job": ..., "label": ..., "log": ..., ...}`` forks one and answers with its pid; ``{"wait": pid, "timeout_s":
-...}`` answers with its status once it is gone. A process appends events, as `delivery_checker` tells them, to the file
-``log``; those that begin with a star are for people, and for the test.
+`serve` turns a program into a nursery, which forks these processes in a millisecond instead of 300. It reads lines of
+JSON. ``{"job": ..., "label": ..., "log": ..., ...}`` forks a process and answers with its pid. ``{"wait": pid,
+"timeout_s": ...}`` answers with its status once it has ended.
+
+A process appends events to the file ``log``; `delivery_checker` describes them. Events that begin with a star are for
+people and for the test.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from segmentlog.errors import SegmentlogError
 
 
 class Process:
-    """One of them: its journal, its dice, and the topics that it may use."""
+    """One process with its journal, its random choices, and the topics that it may use."""
 
     def __init__(self, order: dict[str, Any]) -> None:
         self.order = order
@@ -56,7 +58,7 @@ class Process:
         return topic, self.rng.randrange(self.topics[topic])
 
     def close(self) -> None:
-        """In the end, if it came to a good one."""
+        """Run at the end, if the job succeeded."""
 
     def run(self) -> None:
         self.say("*begun", self.order["job"])
@@ -70,14 +72,14 @@ class Process:
 
 
 def work(order: dict[str, Any], make: Callable[[dict[str, Any]], Process]) -> int:
-    """In the forked child: the status that it ends with."""
+    """Run an order in the forked child, and return the exit status."""
     told: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     try:
         process = make(order)
         signal.signal(signal.SIGTERM, process.stop)
-        if told:  # before it was there; the other way round, one that was told just now would forget it
+        if told:  # before the handler was installed; a check before that could miss a signal
             process.stopping = True
         process.run()
     except (SegmentlogError, OSError):
@@ -87,25 +89,25 @@ def work(order: dict[str, Any], make: Callable[[dict[str, Any]], Process]) -> in
 
 
 def wait_for(pid: int, timeout_s: float) -> int:
-    """Return the status that a process ended with; -1 when it did not."""
+    """Return the status of a process that ended; -1 while it runs."""
     ends_s = time.monotonic() + timeout_s
     while time.monotonic() < ends_s:
         try:
             found, status = os.waitpid(pid, os.WNOHANG)
         except ChildProcessError:
-            return 0  # waited for already
+            return 0  # an earlier order waited for it
         if found:
             return os.waitstatus_to_exitcode(status) & 0xFF
         time.sleep(0.001)
-    os.kill(pid, signal.SIGUSR1)  # where is it?
+    os.kill(pid, signal.SIGUSR1)  # print the stacks of its threads
     time.sleep(0.5)
     return -1
 
 
 def serve(make: Callable[[dict[str, Any]], Process]) -> None:
-    """Be the nursery."""
+    """Run the nursery: read orders, and fork."""
     faulthandler.register(signal.SIGUSR1)
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until a process knows what to do about it
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until a child has a handler
     for line in sys.stdin:
         order = json.loads(line)
         if "wait" in order:

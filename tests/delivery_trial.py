@@ -1,4 +1,4 @@
-"""One seeded life of a store with transactions on a simulated machine, with the power cut at any call it makes."""
+"""A seeded life of a store with transactions on a simulated machine, with a power cut at any of its calls."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NAMES = ("one", "two", None)
 
 @contextmanager
 def simulated_paths(current: Callable[[], SimulatedDisk]) -> Iterator[None]:
-    """`os.path` asks the simulated disk about paths that are there."""
+    """Make `os.path` ask the simulated disk about paths on it."""
 
     def patched(real: Callable[[Any], bool]) -> Callable[[Any], bool]:
         def exists(path: Any) -> bool:
@@ -51,7 +51,7 @@ def simulated_paths(current: Callable[[], SimulatedDisk]) -> Iterator[None]:
 
 
 class User:
-    """A process: a store, a producer, its transaction, and how far it reads."""
+    """One process: a store, a producer, its transaction, and the positions of its reader."""
 
     def __init__(self, label: str, disk: SimulatedDisk, clock: FakeClock, name: str | None) -> None:
         self.label, self.name = label, name
@@ -64,7 +64,7 @@ class User:
 
 
 class Trial:
-    """One seeded life of a store, and the checks of every state that power cuts leave of it."""
+    """A seeded life of a store, and the checks of every state after its power cuts."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -78,7 +78,7 @@ class Trial:
         self._rate = 0.04
 
     def run(self, rounds: int, operations: int, variants: int) -> int:
-        """``rounds`` times: operations, then crashes at moments of them, then on from one of those."""
+        """Run ``rounds`` times: operations, then a crash at some of their calls; continue from one of the crashes."""
         self.disk.make_folders(PATH)
         replace_file(self.disk.process(), f"{PATH}/store.json", json.dumps({"format": 1, "store_id": "00"}).encode())
         with simulated_paths(lambda: self.current):
@@ -123,7 +123,7 @@ class Trial:
             try:
                 self._operate(user)
             except Died:
-                user.store._topics.is_closed = True  # nothing is left to be closed when this process ends
+                user.store._topics.is_closed = True  # the end of this process must not close the store
                 users[at] = User(f"{number}.{at}.{step + 1}", self.disk, self.clock, NAMES[self.rng.randrange(3)])
         self.disk.on_effect = None
         for user in users:
@@ -229,7 +229,7 @@ class Trial:
         store = LogStore(PATH, fs=disk.process(), clock=self.clock, background=False)
         try:
             again = self.rng.random() < 0.5
-            if again:  # somebody goes on under a name before all is settled
+            if again:  # a named producer continues before all transactions have ended
                 for name in NAMES[:2]:
                     store.producer(name=name, linger_ms=0).close()
             final = settled(store, TOPICS)
@@ -261,7 +261,7 @@ class Trial:
 
 
 def settled(store: LogStore, topics: dict[str, int]) -> dict[checker.Place, checker.Final]:
-    """Everything in a store, once every transaction that nobody will go on with is decided."""
+    """Return the content of a store after ending the transactions that no producer will continue."""
     logs = {
         (topic, number): store.topic(topic).partition(number)
         for topic, partitions in topics.items()
@@ -273,7 +273,7 @@ def settled(store: LogStore, topics: dict[str, int]) -> dict[checker.Place, chec
 
 
 def contents(log: Any) -> checker.Final:
-    """Of a partition, as it is now."""
+    """Return the current content of a partition."""
     found: dict[str, dict[int, str]] = {}
     for isolation in ("read_uncommitted", "read_committed"):
         content = found[isolation] = {}
@@ -288,6 +288,6 @@ def contents(log: Any) -> checker.Final:
 
 
 def run_trial(seed: int) -> int:
-    """The number of states that were checked. Raises `Broken`."""
+    """Run one trial and return the number of states that it checked. Raises `Broken`."""
     logging.disable(logging.CRITICAL)
     return Trial(seed).run(rounds=3, operations=50, variants=5)

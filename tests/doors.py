@@ -1,5 +1,4 @@
-"""A client of the HTTP server without a port: requests go straight to the application, from an event loop of its
-own."""
+"""A client of the HTTP server without a port: it calls the application in an event loop of its own."""
 
 import asyncio
 import threading

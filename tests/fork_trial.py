@@ -1,7 +1,9 @@
-"""A process forks while one of its threads is stopped at a chosen point of its work; what becomes of child and parent.
+"""Forks of a process while one of its threads is stopped at a chosen point.
 
-A point is a lock about to be taken, just taken or about to be released, a call of the `FileSystem` about to be made or
-just made ("calls"), or an instruction of the package's own code ("instructions").
+A point is a lock before it is acquired, just acquired, or before it is released; or a call of the `FileSystem` before
+or after it runs ("calls"). It may also be an instruction of the package's own code ("instructions").
+
+The child and the parent must both work after the fork.
 """
 
 from __future__ import annotations
@@ -32,9 +34,9 @@ from segmentlog.testing.fault_injection import METHODS
 
 PACKAGE = os.path.dirname(segmentlog.__file__) + os.sep
 LIMIT_S = 20.0
-"""A child that hangs does so for ever; one that does not needs a tenth of a second, more on a busy machine."""
+"""Limit for a child. It needs a tenth of a second, more on a busy machine, unless it hangs."""
 _FORK_S = 0.1
-"""A fork waits while a file is being opened: then the stopped thread goes on before it."""
+"""A fork waits while a file is being opened: after this time the stopped thread continues before the fork."""
 
 
 class Stopper:
@@ -49,7 +51,7 @@ class Stopper:
         self._thread = -1
 
     def run(self, work: Callable[[], object]) -> None:
-        """Do the work in this thread, counting."""
+        """Do the work in this thread and count its points."""
         self._thread = threading.get_ident()
         measuring = sys.gettrace()
         if self.kind == "instructions":
@@ -61,7 +63,7 @@ class Stopper:
             self._thread = -1
 
     def forget(self) -> None:
-        """In a child: its threads may have the number of the one that was stopped."""
+        """Stop counting, in a child: one of its threads may get the number of the stopped thread."""
         self._thread = -1
 
     def at_call(self, what: str) -> None:
@@ -97,7 +99,7 @@ current = Stopper("none", 0)
 
 
 class WatchedLock:
-    """A lock that tells the stopper what is done with it."""
+    """A lock that reports its use to the stopper."""
 
     def __init__(self, real: Any) -> None:
         self._real = real
@@ -123,7 +125,7 @@ class WatchedLock:
 
 
 class WatchedFiles(FileSystem):
-    """The real file system, whose calls the stopper is told of."""
+    """The real file system, which reports its calls to the stopper."""
 
     def __init__(self) -> None:
         for name in METHODS:
@@ -142,7 +144,7 @@ class WatchedFiles(FileSystem):
 
 @contextlib.contextmanager
 def watched_locks() -> Iterator[None]:
-    """Every lock that is made within tells the stopper."""
+    """Make every lock that is created within report to the stopper."""
     made = fork_safety._make_lock, fork_safety._make_reentrant_lock
     fork_safety._make_lock = lambda: WatchedLock(threading.Lock())  # type: ignore[assignment,return-value]
     fork_safety._make_reentrant_lock = lambda: WatchedLock(threading.RLock())  # type: ignore[assignment,return-value]
@@ -156,13 +158,13 @@ def watched_locks() -> Iterator[None]:
 
 
 class Scene:
-    """An open store with everything that a program may have of it when it forks."""
+    """An open store and the objects of it that a program may have when it forks."""
 
     def __init__(self, path: Path, number: int, *, background: bool = False) -> None:
         self.path = path
         self.number = number
         self.acked: list[bytes] = []
-        """Values of records of topic ``t`` that were acknowledged to the parent: each is there once."""
+        """Values that were acknowledged to the parent in topic ``t``: each exists once."""
         self.store = LogStore(path, background=background, fs=WatchedFiles(), scrub_bytes_per_s=1 << 20)
         store = self.store
         self.log = store.topic("t").partition(0)
@@ -170,7 +172,7 @@ class Scene:
         self.append(b"first")
         self.reader = store.consumer("t", start=self.log.log_end_offset - 1, follow=True)
         self.rest = iter(self.reader)
-        self.reader._follower.wait(None)  # there is one: it only opens what wakes it
+        self.reader._follower.wait(None)  # a record exists, so this only opens the wakeup, and does not wait
         next(self.rest)
         self.member = store.consumer("t", group="parent", auto_offset_reset="latest")
         self.member.poll_group()
@@ -189,7 +191,7 @@ class Scene:
         self.acked.append(self.value(what))
 
     def close(self) -> None:
-        """As the parent: with what it had not sent yet."""
+        """Close the scene as its parent, and send the remaining records."""
         self.producer.close()
         self.acked.append(self.value(b"unsent"))
         for one in (self.named, self.member, self.reader, self.store):
@@ -197,7 +199,7 @@ class Scene:
 
 
 def prepare(path: Path) -> None:
-    """The store that scenes are opened of."""
+    """Create the store that scenes open."""
     with segmentlog.open(path, background=False) as store:
         store.create_topic("t", segment_records=40, fsync="never", index_interval_bytes=64)
         store.create_topic("k", cleanup_policy="compact", segment_records=4, fsync="never")
@@ -304,9 +306,9 @@ OPERATIONS: dict[str, Callable[[Scene], object]] = {
 
 
 def child_works(scene: Scene, tell: Callable[[str], None]) -> None:
-    """Each kind of work, on what the child has inherited."""
+    """Do each kind of work with the objects that the child inherited."""
     store, log = scene.store, scene.log
-    if store._topics.is_closed:  # it was forked when the parent was closing it
+    if store._topics.is_closed:  # the fork came while the parent closed the store
         store = segmentlog.open(scene.path, background=False)
         log = store.topic("t").partition(0)
     tell("append")
@@ -339,11 +341,11 @@ def child_works(scene: Scene, tell: Callable[[str], None]) -> None:
     if not scene.unsent.done():
         _refused(lambda: scene.unsent.result(1))
     if not scene.producer._accumulator.is_closed:
-        with contextlib.suppress(StoreClosed):  # closed with the store, by the thread that is gone
+        with contextlib.suppress(StoreClosed):  # closed with the store, by a thread of the parent
             scene.producer.send("t", b"of a child", partition=0)
             scene.producer.flush()
         scene.producer.close()
-    with contextlib.suppress(StoreClosed):  # once more what the send told
+    with contextlib.suppress(StoreClosed):  # repeat the result of the send
         scene.named.close()
     tell("transaction")
     with store.producer() as producer, producer.transaction():
@@ -378,14 +380,14 @@ def _refused(act: Callable[[], object]) -> None:
 
 
 def _child(scene: Scene, told: int, may_end: int, of_parent: tuple[int, ...], report: str) -> None:
-    """The whole life of a child, which never comes back from here."""
+    """Run a child from fork to exit; this function never returns."""
     code = 1
     try:
         current.forget()
         for fd in of_parent:
             os.close(fd)
         with open(report, "w", buffering=1) as file:
-            faulthandler.register(signal.SIGUSR1, file=file)  # if it hangs, it is asked where
+            faulthandler.register(signal.SIGUSR1, file=file)  # the test asks a child that hangs for its stacks
             began_s = time.monotonic()
 
             def tell(what: str) -> None:
@@ -411,7 +413,7 @@ def _child(scene: Scene, told: int, may_end: int, of_parent: tuple[int, ...], re
 
 
 class Trial:
-    """What one trial found: ``reached`` tells whether there was such a point, ``problem`` what went wrong."""
+    """Result of one trial: ``reached`` says whether the point exists, ``problem`` describes a failure."""
 
     def __init__(self) -> None:
         self.reached = False
@@ -422,7 +424,10 @@ class Trial:
 
 
 def locked_files(path: Path) -> list[str]:
-    """Files and folders of a store that somebody holds a lock on, seen through descriptors of nobody's."""
+    """Return the files and folders of a store on which any process holds a lock.
+
+    It opens descriptors of its own, so locks of this process count, too.
+    """
     found = []
     for place in [path, *path.rglob("*")]:
         try:
@@ -444,7 +449,7 @@ _counter = itertools.count()
 def try_point(
     path: Path, operation: str, kind: str, at: int, *, by_multiprocessing: bool = False
 ) -> tuple[Trial, Scene]:
-    """Stop the operation at its ``at``-th point (0: count them), fork, and see to child and parent."""
+    """Stop the operation at its ``at``-th point (0: count the points), fork, and check child and parent."""
     global current
     trial, stopper = Trial(), Stopper(kind, at)
     current = Stopper("none", 0)
@@ -476,7 +481,7 @@ def try_point(
     may_end, may_end_write = os.pipe()
     of_parent = (told_read, may_end_write)
     report = str(path.parent / "report")
-    # A fork that waits for the stopped thread is right to: then it goes on first.
+    # A fork may wait for the stopped thread: then that thread continues first.
     unstop = threading.Timer(_FORK_S, stopper.go.set)
     unstop.start()
     process: Any = None
@@ -519,14 +524,14 @@ def try_point(
 
 
 def _what_became_of(child: int, told: int, report: str) -> tuple[str, float]:
-    """(what is wrong with a child, how many seconds its work took)."""
+    """Return (problem of a child, seconds that its work took)."""
     ready, _, _ = select.select([told], [], [], LIMIT_S)
     answer = os.read(told, 1 << 10) if ready else b""
     if answer and answer != b"failed":
         return "", json.loads(answer)
     if not answer:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(child, signal.SIGUSR1)  # where is it, and where is the parent?
+            os.kill(child, signal.SIGUSR1)  # print the stacks of child and parent
         time.sleep(0.5)
         with open(report, "a") as file:
             file.write("\nthe parent:\n")
@@ -537,7 +542,7 @@ def _what_became_of(child: int, told: int, report: str) -> tuple[str, float]:
 
 
 def _parent(scene: Scene, operation: str, thread: threading.Thread, failed: list[BaseException]) -> str:
-    """The parent goes on; what is wrong with it."""
+    """Let the parent continue, and return its problem or ""."""
     thread.join(LIMIT_S)
     if thread.is_alive():
         return "the parent's thread does not go on"
@@ -550,7 +555,7 @@ def _parent(scene: Scene, operation: str, thread: threading.Thread, failed: list
 
 
 def try_busy(path: Path, forks: int) -> str:
-    """Fork while threads of the parent work as they please, and its background work too; what went wrong."""
+    """Fork while threads of the parent and its background work run; return the problem or ""."""
     scene = Scene(path, next(_counter), background=True)
     ended = threading.Event()
     failed: list[BaseException] = []

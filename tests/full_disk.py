@@ -1,4 +1,4 @@
-"""A disk without any room, in a process whose other files have all they want."""
+"""A full disk, simulated in a process: only the files below one folder see it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from segmentlog.storage.fs import Buffer, FileSystem
 
 
 class FullDisk:
-    """While ``is_full``, no file grows, none is made, and no name is added to a folder.
+    """Refuses calls that need space while ``is_full``: growing a file, creating a file, adding a name to a folder.
 
-    ``patch`` is `setattr`, or one that is undone; ``folder``: only names below it are refused.
+    ``patch`` is `setattr` or a function that undoes it later. With ``folder``, only names below it are refused.
     """
 
     is_full = False
@@ -61,7 +61,9 @@ class FullDisk:
 
 
 class FlaggedDisk(FullDisk):
-    """One that is full in all processes that have it, as long as a file is there; who met that says so in another."""
+    """A disk that is full for all processes that have it, while a file exists. A process that gets the error creates
+    another file.
+    """
 
     def __init__(self, folder: str, flag: str) -> None:
         self._flag = flag

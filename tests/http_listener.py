@@ -32,7 +32,7 @@ class Listener:
             self.headers[name.lower()] = value
         self._buffer = b""
         self.first_id = ""
-        """Where it begins, before any event."""
+        """The id that the stream begins with, before any event."""
         if self.status == 200:
             _, self.first_id, _ = self._event()
 

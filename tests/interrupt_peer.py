@@ -1,4 +1,4 @@
-"""The other process of the interrupt sweep: it appends when it is told to, and says which locks are held."""
+"""The other process of the interrupt sweep: it appends on request and reports which locks are held."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import segmentlog
 
 
 def main() -> None:
-    """Answer one line of JSON by another."""
+    """Answer one line of JSON with another."""
     stores: dict[str, segmentlog.LogStore] = {}
     for line in sys.stdin:
         request = json.loads(line)

@@ -1,4 +1,4 @@
-"""What compaction promises about records with keys, as plain functions over lists, and over crashes."""
+"""The guarantees of compaction about records with keys, as plain functions over lists, and across crashes."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from segmentlog.config import EXPIRES_HEADER
 
 
 class Said(NamedTuple):
-    """A record as the history of a compacted log names it."""
+    """A record as the history of a compacted log stores it."""
 
     key: bytes | None
     value: bytes | None
 
 
 def expired(record: Kept, now_ms: int, ttl_ms: int | None) -> bool:
-    """Whether the record's own time or that of its topic is over."""
+    """Return whether the record has expired, by its own time or by the topic's."""
     own = next((int(value) for name, value in record.headers if name == EXPIRES_HEADER and value), 0)
     return 0 < own <= now_ms or (ttl_ms is not None and record.timestamp + ttl_ms <= now_ms)
 
@@ -27,7 +27,7 @@ def expired(record: Kept, now_ms: int, ttl_ms: int | None) -> bool:
 def compacted(
     records: Iterable[Kept], end_offset: int, keep_last: int, now_ms: int = 0, ttl_ms: int | None = None
 ) -> list[Kept]:
-    """What a pass over all below ``end_offset`` leaves, if it drops no tombstone."""
+    """Return the records that a pass over all offsets below ``end_offset`` leaves, if it drops no tombstone."""
     by_key: dict[bytes, list[Kept]] = defaultdict(list)
     kept = []
     for record in records:
@@ -45,13 +45,13 @@ def compacted(
 
 
 class KeyedHistory:
-    """What a compacted log told its writers and readers over any number of crashes.
+    """Results that writers and readers of a compacted log got over any number of crashes.
 
-    * no offset ever names two different records
-    * of each key the last records that were not lost are there, and nothing older than a tombstone is shown
-      once the tombstone is gone
-    * what was durable does not lie in a lost range
-    * what a completed pass, a trim or a recovery took never comes back
+    * An offset never names two different records.
+    * The last records of each key exist unless they were lost. Once a tombstone is deleted, no older record of its
+      key is returned.
+    * A durable record is not in a lost range.
+    * Records that a completed pass, a trim or a recovery removed never come back.
     """
 
     def __init__(self, keep_last: int) -> None:
@@ -64,12 +64,12 @@ class KeyedHistory:
         self.conflicts: list[str] = []
 
     def told(self, base_offset: int, records: Sequence[Said], *, durable: bool) -> None:
-        """An append returned."""
+        """Note that an append returned."""
         for offset, record in enumerate(records, base_offset):
             self.named(offset, record, durable=durable)
 
     def named(self, offset: int, record: Said, *, durable: bool = False) -> None:
-        """Somebody was told, or shown, that this record stands there."""
+        """Note that a writer or a reader got this record at this offset."""
         first = self._first.setdefault(offset, record)
         if first != record:
             self.conflicts.append(f"one offset, two records: {offset} was {first}, is {record}")
@@ -80,14 +80,15 @@ class KeyedHistory:
             self._durable.add(offset)
 
     def is_known(self, offset: int) -> bool:
-        """Whether a record at that offset was ever told of."""
+        """Return whether any process got a record at that offset."""
         return offset in self._first
 
     def withdrawn(self, offset: int, shown: Mapping[int, Said], replaced: Iterable[range] = ()) -> None:
-        """Somebody is about to cut off the end, with what had made others go: only what is shown below is promised.
+        """Note that a process is about to truncate the log: only the records in ``shown`` below ``offset`` are
+        promised.
 
-        Of the offsets in ``replaced`` a copy is about to be put in place, which nobody can take back: what has a newer
-        record behind the cut is shown, and not in it.
+        A copy of the offsets in ``replaced`` is about to be put in place, and the truncation cannot stop that. The copy
+        omits records that have a newer record after ``offset``, although ``shown`` has them.
         """
         for named, record in shown.items():
             self.named(named, record)
@@ -97,7 +98,7 @@ class KeyedHistory:
         self._durable &= self._standing
 
     def settled(self, shown: Mapping[int, Said], end_offset: int | None = None) -> None:
-        """This is durably all that is left below ``end_offset``: after a recovery, after a pass."""
+        """Note that exactly these records remain below ``end_offset`` durably: after a recovery or a pass."""
         for named, record in shown.items():
             self.named(named, record)
         for named in self._first:
@@ -108,13 +109,13 @@ class KeyedHistory:
             self._durable &= self._standing
 
     def trimmed(self, offset: int) -> None:
-        """A trim, or a retention, has returned."""
+        """Note that a trim or a retention run returned."""
         self.log_start_offset = max(self.log_start_offset, offset)
 
     def check(
         self, shown: Mapping[int, Said], lost_ranges: Sequence[tuple[int, int]], log_start_offset: int
     ) -> list[str]:
-        """Compare with what the log shows now."""
+        """Compare the history with the records that the log returns now."""
         if log_start_offset < self.log_start_offset:
             self.conflicts.append(f"the log starts at {log_start_offset}, and was trimmed to {self.log_start_offset}")
         for offset, record in shown.items():

@@ -1,4 +1,4 @@
-"""What a test leaves behind in its process: descriptors, threads, children. And what is closed for it at its end."""
+"""Descriptors, threads and child processes that a test leaves in its process, and objects to close at its end."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from segmentlog.log.partition import Partition
 from segmentlog.testing.fault_injection import Died
 
 _GRACE_S = 5.0
-"""For threads and children that are ending."""
+"""Time for threads and child processes that are about to end."""
 _DELETED = " (deleted)"
 _LIBRARIES = tuple({sys.prefix + "/", sys.base_prefix + "/", "/usr/", "/dev/"})
-"""What lies there nobody but a library opens, once in the life of a process: fonts, say."""
+"""Files below these folders belong to libraries, which open them once in the life of a process: fonts, for example."""
 
 
 class Closable(Protocol):
-    """A store, a partition, a segment's file..."""
+    """A store, a partition, or a file of a segment."""
 
     def close(self) -> None: ...
 
@@ -37,9 +37,12 @@ _opened_without_weak_references: list[Any] = []
 
 
 def opened(one: _Opened) -> _Opened:
-    """Have it closed at the end of the test, if it is still there then: a store cleanly, a partition as if killed."""
+    """Close ``one`` at the end of the test if it still exists: a store cleanly, a partition as if the process was
+    killed.
+    """
     try:
-        # A partition's files are its handle's, which may be found by the collector after it.
+        # Register the handle: it owns a partition's files, and may outlive the partition until the collector deletes
+        # it.
         _opened.add(one.handle if isinstance(one, Partition) else one)
     except TypeError:
         _opened_without_weak_references.append(one)
@@ -47,7 +50,7 @@ def opened(one: _Opened) -> _Opened:
 
 
 def close_opened() -> None:
-    """Close what `opened` was told of, whatever state it was left in."""
+    """Close what was passed to `opened`, whatever its state."""
     for one in [*_opened, *_opened_without_weak_references]:
         with contextlib.suppress(Exception, Died):
             if isinstance(one, Handle):
@@ -59,22 +62,22 @@ def close_opened() -> None:
 
 
 class Snapshot(NamedTuple):
-    """What this process has."""
+    """Resources of this process at one moment."""
 
     descriptors: frozenset[tuple[int, str]]
     threads: frozenset[threading.Thread]
     children: frozenset[int]
     clients: frozenset[tuple[int, str]] = frozenset()
-    """Threads of librdkafka: a client that is not closed connects anew now and then, whatever test is at work then."""
+    """Threads of librdkafka: a client that is not closed reconnects now and then, also during later tests."""
 
     @classmethod
     def take(cls) -> Snapshot:
-        """As it is now."""
+        """Return the resources of this moment."""
         threads = (one for one in threading.enumerate() if not isinstance(one, threading._DummyThread))
         return cls(frozenset(_descriptors()), frozenset(threads), frozenset(_children()), frozenset(_clients()))
 
     def since(self, before: Snapshot) -> Snapshot:
-        """What has come, and is still here."""
+        """Return what was added since ``before`` and still exists."""
         return Snapshot(
             frozenset(one for one in self.descriptors - before.descriptors if _is_a_leak(*one)),
             self.threads - before.threads,
@@ -83,13 +86,13 @@ class Snapshot(NamedTuple):
         )
 
     def within(self, folder: str) -> Snapshot:
-        """Only the descriptors of files below a folder."""
+        """Return a snapshot with only the descriptors of files below a folder."""
         return Snapshot(
             frozenset(one for one in self.descriptors if one[1].startswith(f"{folder}/")), frozenset(), frozenset()
         )
 
     def describe(self) -> str:
-        """In lines."""
+        """Return the resources, one a line."""
         lines = [f"descriptor {fd}: {target}{_ends(fd)}" for fd, target in sorted(self.descriptors)]
         lines += [f"thread {thread.name}" for thread in self.threads]
         lines += [f"thread {name} of librdkafka" for _, name in sorted(self.clients)]
@@ -98,7 +101,10 @@ class Snapshot(NamedTuple):
 
 
 def left_since(before: Snapshot, folder: str | None = None) -> str:
-    """What has come since and stays, in words; empty when it is nothing. With ``folder`` only its files count."""
+    """Describe what was added since ``before`` and stays.
+
+    Return an empty string if nothing stays. With ``folder``, only files below it count.
+    """
     ends_s = time.monotonic() + _GRACE_S
     while True:
         left = Snapshot.take().since(before)
@@ -116,7 +122,10 @@ def left_since(before: Snapshot, folder: str | None = None) -> str:
 
 
 def files_open_below(folder: Path | str) -> list[str]:
-    """What this process has open there, once for each descriptor: what other tests leave open does not count."""
+    """Return the files below ``folder`` that this process has open, once for each descriptor.
+
+    Files of other tests are elsewhere, so they do not count.
+    """
     return sorted(target for _, target in _descriptors() if target.startswith(f"{folder}/"))
 
 
@@ -125,7 +134,7 @@ def _descriptors() -> list[tuple[int, str]]:
     for name in os.listdir("/proc/self/fd"):
         try:
             found.append((int(name), os.readlink(f"/proc/self/fd/{name}").removesuffix(_DELETED)))
-        except FileNotFoundError:  # of the listing itself
+        except FileNotFoundError:  # the descriptor that lists the folder
             continue
     return found
 
@@ -138,15 +147,15 @@ def _is_a_leak(fd: int, target: str) -> bool:
 
 
 def _gateway() -> Any:
-    """To the JVM of this process's session; None without one."""
+    """Return the connection to the JVM of this process's Spark session, if there is one."""
     pyspark = sys.modules.get("pyspark")
     return None if pyspark is None else pyspark.SparkContext._gateway
 
 
 def _leave_java_alone() -> None:
-    """In a forked child: nothing that is the parent's is found by the collector.
+    """Keep the collector of a forked child away from the parent's objects.
 
-    Of Java's objects it would tell the JVM, over the very connections that the parent waits for answers on.
+    If it found objects of Java, it would report them to the JVM over connections on which the parent waits for answers.
     """
     if _gateway() is not None:
         gc.freeze()
@@ -156,9 +165,9 @@ os.register_at_fork(after_in_child=_leave_java_alone)
 
 
 def _is_sparks(fd: int) -> bool:
-    """Whether a socket leads to the JVM of this process's session, or did until Java closed it.
+    """Return whether a socket leads to the JVM of this process's session, or did until Java closed it.
 
-    What the collector finds of Java's objects, in whatever test, is told there, over as many connections as it takes.
+    The collector reports objects of Java to the JVM during any test, over as many connections as it needs.
     """
     gateway = _gateway()
     if gateway is None:
@@ -168,12 +177,12 @@ def _is_sparks(fd: int) -> bool:
     try:
         with socket.socket(fileno=os.dup(fd)) as copy:
             return bool(copy.getpeername()[1] == gateway.gateway_parameters.port)
-    except OSError:  # connected to nobody, or gone by now
+    except OSError:  # not connected, or closed meanwhile
         return False
 
 
 def _ends(fd: int) -> str:
-    """Of a socket, where it is, and whom it is connected to."""
+    """Describe where a socket is bound and its peer."""
     try:
         with socket.socket(fileno=os.dup(fd)) as copy:
             here = copy.getsockname()
@@ -186,7 +195,7 @@ def _ends(fd: int) -> str:
 
 
 def _helpers() -> tuple[set[int], set[int]]:
-    """Descriptors and processes that `multiprocessing` keeps for the life of this one."""
+    """Return the descriptors and processes that `multiprocessing` keeps until this process ends."""
     tracker: Any = resource_tracker._resource_tracker
     server: Any = forkserver._forkserver
     fds = {tracker._fd, server._forkserver_alive_fd}
@@ -194,12 +203,12 @@ def _helpers() -> tuple[set[int], set[int]]:
 
 
 def _children() -> list[int]:
-    """Of whatever thread; where the kernel does not list them none is found."""
+    """Return the children of all threads; an empty list if the kernel does not list them."""
     found: list[int] = []
     for thread in os.listdir("/proc/self/task"):
         try:
             fd = os.open(f"/proc/self/task/{thread}/children", os.O_RDONLY | os.O_CLOEXEC)
-        except (FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+        except (FileNotFoundError, ProcessLookupError):  # the thread has ended meanwhile
             continue
         try:
             found += map(int, os.read(fd, 1 << 16).split())
@@ -216,7 +225,7 @@ def _clients() -> list[tuple[int, str]]:
         try:
             with open(f"/proc/self/task/{thread}/comm") as file:
                 name = file.read().strip()
-        except OSError:  # it has ended meanwhile
+        except OSError:  # the thread has ended meanwhile
             continue
         if name.startswith("rdk:"):
             found.append((int(thread), name))

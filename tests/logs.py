@@ -1,4 +1,4 @@
-"""Partitions for tests: opened, read whole, and left the ways that processes and machines die."""
+"""Partitions for tests: opened, read completely, and abandoned in the ways that processes and machines die."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NOW_MS = 1_700_000_000_000
 
 
 class FakeClock(Clock):
-    """Clocks that stand still until they are moved."""
+    """A clock that advances only when the test moves it."""
 
     def __init__(self) -> None:
         self.wall_ms = NOW_MS
@@ -37,7 +37,7 @@ class FakeClock(Clock):
 
 
 class NoSyncFileSystem(FileSystem):
-    """The real one in a hurry: what a test does not take the power from need not be on the disk."""
+    """The real file system without syncs: faster for a test that simulates no power cut."""
 
     fdatasync: Callable[[int], None] = staticmethod(lambda fd: None)
     fsync: Callable[[int], None] = staticmethod(lambda fd: None)
@@ -62,9 +62,10 @@ def open_log(
     background: bool = False,
     **settings: Any,
 ) -> Partition:
-    """The partition in ``folder``, which is made if need be; ``settings`` are keys of the topic's configuration.
+    """Open the partition in ``folder``, and create it if it does not exist.
 
-    The end of the test closes it, as the death of a process would.
+    ``settings`` are keys of the topic's configuration. The end of the test closes the partition like the death of its
+    process.
     """
     folder.mkdir(parents=True, exist_ok=True)
     config = TopicConfig.from_mapping({"fsync": "never", **settings})
@@ -77,7 +78,7 @@ def open_log(
 
 
 def contents(partition: Partition, start: int | None = None, **options: Any) -> list[Kept]:
-    """Every record from ``start`` (default: the first) on."""
+    """Return every record from ``start`` (default: the first) on."""
     first = partition.log_start_offset if start is None else start
     return [
         Kept(record.offset, record.key, record.value, record.timestamp, record.headers)
@@ -87,7 +88,7 @@ def contents(partition: Partition, start: int | None = None, **options: Any) -> 
 
 
 def values_by_offset(log: Partition) -> dict[int, bytes | None]:
-    """Every value that there is, read from the log start."""
+    """Return every value from the log start on, by offset."""
     return {
         offset: value
         for batch in log.read(log.log_start_offset)
@@ -106,13 +107,13 @@ def log_files(folder: Path) -> list[Path]:
 
 
 def machine_dies(partition: Partition) -> None:
-    """The partition is left as it is, and what all processes share about it is gone."""
+    """Leave the partition as it is, and remove the state that all processes share: the machine died."""
     partition.abandon()
     os.unlink(f"{partition.folder}/state")
 
 
 def delete_indexes(folder: Path) -> int:
-    """How many index files there were."""
+    """Delete the index files, and return how many there were."""
     files = [*folder.glob("*.index"), *folder.glob("*.timeindex")]
     for file in files:
         file.unlink()
@@ -120,7 +121,7 @@ def delete_indexes(folder: Path) -> int:
 
 
 def tree_bytes(folder: Path) -> dict[str, bytes]:
-    """Every file below ``folder`` with its bytes; folders end with a slash."""
+    """Return every file below ``folder`` with its bytes; names of folders end with a slash."""
     return {
         str(path.relative_to(folder)) + ("/" if path.is_dir() else ""): b"" if path.is_dir() else path.read_bytes()
         for path in folder.rglob("*")

@@ -1,4 +1,4 @@
-"""Programs that a test needs and that a machine may not have."""
+"""Programs that a test needs and that may be missing on a machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 
 def program(name: str) -> str:
-    """Return the path of a program. Without it the test is skipped; in CI, which installs it, the test fails."""
+    """Return the path of a program. If it is missing, skip the test; in CI, which installs it, fail."""
     path = shutil.which(name)
     if path is None:
         missing = f"there is no {name}: 'apt-get install {name}' installs it"

@@ -63,7 +63,7 @@ def batch(
     attributes: int = 0,
     producer: tuple[int, int, int] = NOBODY,
 ) -> bytes:
-    """A batch whose CRC is right, whatever else is wrong with it."""
+    """Return a batch with a right CRC, whatever else is wrong with it."""
     base = now_ms if base_timestamp is None else base_timestamp
     return pack_wire_batch(
         payload,

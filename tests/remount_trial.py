@@ -1,4 +1,4 @@
-"""The trial of power cuts, on a disk that goes away and comes back while the machine runs."""
+"""The trial of power cuts, on a disk that is unmounted and mounted while the machine runs."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from segmentlog.testing import History
 from segmentlog.testing.simulated_disk import CrashPoint, SimulatedDisk
 
 KERNELS = ((True, True), (True, False), (False, True), (False, False))
-"""Whether the kernel tells mounts apart, and whether it keeps marks."""
+"""Whether the kernel distinguishes mounts, and whether it keeps inode marks."""
 
 
 class RemountTrial(Trial):
-    """Every state is of the boot in which it was written, with any version of the state page that there ever was."""
+    """Recover every state in the boot that wrote it, with any version of the state page that ever existed."""
 
     crash_name = "a remount"
 
@@ -53,6 +53,6 @@ class RemountTrial(Trial):
 
 
 def run_remounts(seed: int, policy: str, writers: int, kernel: tuple[bool, bool]) -> int:
-    """The number of states that were checked. Raises `Broken`."""
+    """Run one trial and return the number of states that it checked. Raises `Broken`."""
     logging.disable(logging.WARNING)
     return RemountTrial(seed, policy, writers, kernel).run(rounds=2, operations=25, variants=8)

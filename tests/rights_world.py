@@ -1,7 +1,7 @@
-"""A store whose things have names that cannot be missed, and users of whom each has one right.
+"""A store whose objects have recognisable names, and users with one right each.
 
-`SECRETS` says by which bytes each kind of thing is recognised in an answer. `USERS` says which kinds a user may see;
-whatever else a user is shown is a leak.
+`SECRETS` says by which bytes each kind of object is recognised in an answer. `USERS` says which kinds a user may see; a
+user that gets any other kind has found a leak.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ EVERYTHING = frozenset(SECRETS)
 
 
 class User(NamedTuple):
-    """Rules of one user, and the kinds of things that it may see."""
+    """The rules of one user, and the kinds of objects that it may see."""
 
     rules: tuple[str, ...]
     sees: frozenset[str] = frozenset()
     over_kafka: frozenset[str] = frozenset()
-    """What Kafka's protocol shows beyond that, and HTTP does not."""
+    """Kinds that Kafka's protocol shows in addition, and HTTP does not."""
 
 
 def _may(rule: str, *sees: str, over_kafka: Iterable[str] = ()) -> User:
@@ -70,7 +70,7 @@ USERS: dict[str, User] = {
     "group-alter-configs": _may("alter-configs group:*"),
     "name-describe": _may("describe transactional-id:*", NAME),
     "name-write": _may("write transactional-id:*", NAME),
-    # As in Kafka, ListGroups tells all groups to who may describe the cluster.
+    # As in Kafka, ListGroups returns all groups to a user that may describe the cluster.
     "cluster-describe": _may("describe cluster", over_kafka=[GROUP]),
     "cluster-alter": _may("alter cluster", over_kafka=[GROUP]),
     "cluster-create": _may("create cluster"),
@@ -94,7 +94,7 @@ USERS: dict[str, User] = {
 
 
 def principal(name: str) -> Principal:
-    """Of the user."""
+    """Return the principal of a user."""
     return Principal("User", name)
 
 
@@ -102,7 +102,7 @@ _TOPICS = ("open", "hidden-topic")
 
 
 def fill(folder: Path) -> None:
-    """Make the store below a folder, and the file of rules."""
+    """Create the store below a folder, and the file of rules."""
     rules = [rule.format(principal(name)) for name, user in USERS.items() for rule in user.rules]
     (folder / "acls").write_text("\n".join(rules) + "\n")
     with LogStore(folder / "store", background=False, fs=NoSyncFileSystem()) as store:
@@ -127,7 +127,7 @@ def fill(folder: Path) -> None:
 
 
 class World:
-    """The store that `fill` made below a folder, open; one of its groups has a member."""
+    """The open store that `fill` created below a folder; one of its groups has a member."""
 
     def __init__(self, folder: Path) -> None:
         self.store = store = opened(LogStore(folder / "store", background=False, fs=NoSyncFileSystem()))
@@ -144,5 +144,5 @@ class World:
 
 
 def shown(answer: bytes) -> set[str]:
-    """Return the kinds of things that an answer shows."""
+    """Return the kinds of objects that an answer shows."""
     return {kind for kind, marks in SECRETS.items() if any(mark in answer for mark in marks)}

@@ -1,4 +1,4 @@
-"""Records that a Kafka client may send, and what is left of them in a topic: for every way out of a store and back."""
+"""Records that a Kafka client may send, and their copies in a topic after an export and an import."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from segmentlog.store import LogStore
 
 PARTITIONS: Final = 2
 LATEST_MS: Final = (2**63 - 1) // 1000
-"""The largest timestamp of a record: Spark's type holds no larger one."""
+"""The largest timestamp of a record that Spark's type can hold."""
 
 Headers = tuple[tuple[str, bytes | None], ...]
 
 
 class Sent(NamedTuple):
-    """A record as it is appended, and as it must come back."""
+    """A record as it is appended, and as it must be after the round trip."""
 
     partition: int
     timestamp: int
@@ -39,11 +39,13 @@ LARGE: Final = Sent(1, -1, b"", bytes(range(256)) * (10 << 12), (("h", None), ("
 
 
 OLD: Final = Sent(0, 2**63 - 1, b"key", b"old", ())
-"""A record that earlier versions stored. Its timestamp is more than an append takes."""
+"""A record that earlier versions stored. Its timestamp is larger than an append accepts."""
 
 
 def all_kinds(*, is_text: bool = False, with_headers: bool = True) -> list[Sent]:
-    """Each key with each value, timestamp and list of headers; ``is_text``: without keys and values that are binary."""
+    """Return each key with each value, timestamp and list of headers. With ``is_text``, leave out binary keys and
+    values.
+    """
     headers = HEADERS if with_headers else ((),)
     found = product(KEYS, VALUES, TIMESTAMPS, headers)
     return [
@@ -72,7 +74,8 @@ records: Final[st.SearchStrategy[list[Sent]]] = st.lists(
 
 
 def fill(store: LogStore, topic: str, sent: Iterable[Sent], **config: Any) -> None:
-    """Make a topic with these records, in a batch each: as Kafka's clients send them, and every other one as lists.
+    """Create a topic with these records, in a batch each: every other batch as Kafka's clients send it, the rest as
+    lists.
 
     Records without a timestamp always come from a client; the batch of `OLD` is not checked.
     """

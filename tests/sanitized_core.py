@@ -1,6 +1,7 @@
 """Run mutated batches through a core that was compiled with sanitizers: ``sanitized_core.py LIBRARY SEED COUNT``.
 
-A process of its own, without numpy: AddressSanitizer must be loaded first, and ends the process at the first fault.
+The program runs in a process without numpy: AddressSanitizer must be loaded first, and ends the process at the first
+fault.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from core_batches import random_columns, random_deltas, random_payload
 
 
 def load(path: str) -> ModuleType:
-    """Return the module in that library."""
+    """Return the module of that library."""
     spec = importlib.util.spec_from_file_location("segmentlog.speedups.records", path)
     assert spec is not None
     assert spec.loader is not None
@@ -28,7 +29,7 @@ def load(path: str) -> ModuleType:
 
 
 def table_of(core: ModuleType, count: int) -> Any:
-    """Return an int64 table for ``count`` records, without a number to spare."""
+    """Return an int64 table of exactly the size for ``count`` records."""
     numbers = memoryview(array("q", bytes(8 * core.ROW_COUNT * count)))
     return numbers.cast("B").cast("q", (core.ROW_COUNT, count)) if count else None
 

@@ -1,7 +1,8 @@
-"""Each public function, each parameter, values that make no sense: taken as a person means them, or refused by name.
+"""Each parameter of each public function gets values of wrong kinds. It accepts a value as a person means it, or names
+it.
 
-A wrong value may be an error of ours that names the parameter or the value, and nothing else; and a
-parameter that takes True or False, a number, a text takes nothing else in its place.
+A refused value raises one of the package's errors, which names the parameter or the value. A parameter for a boolean, a
+number or a text accepts no other type in its place.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class World:
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    """A new one for each test: some values are right."""
+    """Yield a new store for each test, in which some values are valid."""
     made = World(tmp_path)
     yield made
     made.close()
@@ -141,14 +142,17 @@ def _cases() -> Iterator[tuple[str, str]]:
 def test_wrong_values_are_refused_by_name(
     world: World, call: str, parameter: str, monkeypatch: Any, tmp_path: Path
 ) -> None:
-    """No TypeError of something deep inside, no traceback into numpy, and nothing that is silently something else."""
+    """A wrong value raises a clear error: no TypeError of inner code, no traceback of numpy.
+
+    It is never silently converted.
+    """
     monkeypatch.chdir(tmp_path)  # a path like "x" is a path
     problems = [f"{what}: {flaw}" for what, value in WRONG.items() if (flaw := _flaw(world, call, parameter, value))]
     assert not problems, f"{call}({parameter}=...)\n" + "\n".join(problems)
 
 
 def _flaw(world: World, call: str, parameter: str, value: Any) -> str | None:
-    """What is wrong with how a call takes a value."""
+    """Return how a call mistreats a value, or None."""
     function, arguments = CALLS[call][1](world)
     try:
         _closing(function(**{**arguments, parameter: value}))

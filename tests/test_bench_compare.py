@@ -16,7 +16,10 @@ _ROW = "append lists, keyed, uncompressed"
 
 
 def _worktrees_in(folder: Path) -> list[str]:
-    """The repository's worktrees below a folder. Other processes may add and remove worktrees elsewhere meanwhile."""
+    """Return the repository's worktrees below a folder.
+
+    Other processes may add and remove worktrees elsewhere meanwhile.
+    """
     command = ["git", "-C", str(TREE), "worktree", "list", "--porcelain"]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     return [line for line in lines if line.startswith(f"worktree {folder.resolve()}/")]
@@ -24,7 +27,7 @@ def _worktrees_in(folder: Path) -> list[str]:
 
 @pytest.fixture
 def checkout() -> None:
-    """Skips where there is no repository: in a tree that came as an archive."""
+    """Skip the test in a tree that came as an archive: there is no repository."""
     if not (TREE / ".git").exists():
         pytest.skip("not a checkout")
 
@@ -45,13 +48,13 @@ def _compared(base: tuple[float, ...], now: tuple[float, ...], *, more_is_better
 def test_a_difference_counts_when_the_sides_do_not_overlap(
     base: tuple[float, ...], now: tuple[float, ...], of_rate: str, of_time: str
 ) -> None:
-    """For rates more is faster, for times less; one round that overlaps makes it the same."""
+    """A higher rate or a shorter time is faster; one overlapping round makes both sides the same."""
     assert _compared(base, now).verdict == of_rate
     assert _compared(base, now, more_is_better=False).verdict == of_time
 
 
 def test_the_ratio_is_the_median_of_the_rounds() -> None:
-    """Each round's two sides are divided by one another, as they met the same machine."""
+    """The two sides of a round are divided by each other, because they ran on the same machine."""
     row = _compared((1.0, 2.0, 4.0), (2.0, 2.0, 4.0))
     assert (row.ratios, row.ratio) == ([2.0, 1.0, 1.0], 1.0)
 
@@ -102,7 +105,7 @@ def test_a_revision_against_itself(
 
 @pytest.mark.usefixtures("checkout")
 def test_an_interruption_removes_the_worktree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C in the middle leaves neither a worktree nor a folder."""
+    """Ctrl-C in the middle removes the worktree and its folder."""
 
     def interrupted(tree: Path, *rest: object) -> None:
         assert (tree / "segmentlog").is_dir()
@@ -120,7 +123,7 @@ def test_an_interruption_removes_the_worktree(tmp_path: Path, monkeypatch: pytes
 def test_an_unknown_revision_is_a_clear_error(
     revision: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is named, and nothing was made."""
+    """The error has its name, and no worktree is created."""
     assert main(["--dir", str(tmp_path), "--", revision]) == 2
     assert f"error: '{revision}' is no revision of the repository" in capsys.readouterr().err
     assert os.listdir(tmp_path) == []

@@ -17,7 +17,7 @@ from bench.machine import Latency, Machine, Noise
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> results.Measured:
-    """One run of the quick grid, as it is read again from its file."""
+    """Return one run of the quick grid, read back from its file."""
     folder = tmp_path_factory.mktemp("fsync")
     disk = folder / "disk"
     disk.mkdir()
@@ -37,7 +37,7 @@ def rows(measured: results.Measured) -> list[FsyncRow]:
 
 @pytest.fixture
 def row(rows: list[FsyncRow]) -> FsyncRow:
-    """One of them, to make others of."""
+    """Return one of the rows, as a template for others."""
     return next(row for row in rows if row.policy == "1000ms" and row.batch_records == 100)
 
 
@@ -49,7 +49,7 @@ def machine() -> Machine:
 
 
 def test_every_cell_has_its_figures(measured: results.Measured, rows: list[FsyncRow]) -> None:
-    """Each cell of the quick grid is in the file, once, with figures that go together."""
+    """Each cell of the quick grid is in the file once, with consistent figures."""
     cells = {(row.policy, row.batch_records, row.writers, row.writer_kind) for row in rows}
     assert cells == {(cell.policy, cell.batch_records, cell.writers, cell.writer_kind) for cell in fsync.quick_cells()}
     assert len(rows) == len(cells)
@@ -81,9 +81,9 @@ def test_progress_is_printed_where_there_is_no_terminal(row: FsyncRow, capsys: p
 
 
 def test_always_risks_nothing_that_was_acknowledged(rows: list[FsyncRow]) -> None:
-    """Under `always` no sample finds an acknowledged record above the durable offset, however many write.
+    """Under `always`, no sample finds an acknowledged record above the durable offset, with any number of writers.
 
-    What was written and waits for its fsync is at most one append of each writer.
+    At most one append of each writer waits for its fsync.
     """
     for row in (row for row in rows if row.policy == "always"):
         assert (row.records_at_risk_max, row.ms_at_risk_max) == (0, 0)
@@ -91,20 +91,20 @@ def test_always_risks_nothing_that_was_acknowledged(rows: list[FsyncRow]) -> Non
 
 
 def test_never_risks_everything(rows: list[FsyncRow]) -> None:
-    """Under `never` nothing is fsynced, and all that was appended is at risk at the end."""
+    """Under `never`, the bench runs no fsync, and all appended records are at risk at the end."""
     for row in (row for row in rows if row.policy == "never"):
         assert row.fsyncs == 0
         assert row.records_at_risk_max == row.records
 
 
 def test_always_syncs_each_append_of_one_writer(rows: list[FsyncRow]) -> None:
-    """One writer has nobody to share an fsync with; four and more never need more fsyncs than appends."""
+    """A single writer needs an fsync for each append; four and more writers share them."""
     for row in (row for row in rows if row.policy == "always"):
         assert row.fsyncs >= row.appends if row.writers == 1 else 0 < row.fsyncs <= row.appends
 
 
 def test_the_plots_say_what_the_rows_say(rows: list[FsyncRow], machine: Machine, tmp_path: Path) -> None:
-    """Every figure is a PNG file of its own, and its title has the figures of the rows."""
+    """Every figure is a PNG file, whose title has the figures of the rows."""
     figures = plots_fsync.plot_fsync(rows, machine, tmp_path)
     assert [figure.file for figure in figures] == ["fsync-risk.png", "fsync-latency.png", "fsync-writers.png"]
     for figure in figures:
@@ -139,7 +139,7 @@ def test_the_title_is_that_of_the_rows(row: FsyncRow) -> None:
 
 
 def test_few_rows_are_plotted_as_far_as_they_go(row: FsyncRow, machine: Machine, tmp_path: Path) -> None:
-    """A part of the grid gives the figures that it is enough for; no rows give none."""
+    """A part of the grid gives the figures that its rows suffice for. An empty grid gives an empty list."""
     assert [figure.file for figure in plots_fsync.plot_fsync([row], machine, tmp_path)] == [
         "fsync-risk.png",
         "fsync-latency.png",
@@ -150,14 +150,17 @@ def test_few_rows_are_plotted_as_far_as_they_go(row: FsyncRow, machine: Machine,
 def test_without_matplotlib_it_says_how_to_get_it(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An installation without the extra is told its name."""
+    """Without the extra, the error names it."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(plots.PlotsUnavailable, match=r"pip install '\.\[bench\]' in a clone"):
         plots_fsync.plot_fsync([], machine, tmp_path)
 
 
 def test_the_grid_is_whole_and_always_in_the_same_order() -> None:
-    """Every combination is a cell once; what does not fit is named and not run smaller."""
+    """Every combination is a cell once.
+
+    A cell that does not fit on the disk is named; the bench does not shrink it.
+    """
     cells = fsync.all_cells()
     assert len(set(cells)) == len(cells) == 6 * 4 * 3 * 4
     order, left_out = fsync.choose(cells, "", 1 << 30)
@@ -170,7 +173,7 @@ def test_the_grid_is_whole_and_always_in_the_same_order() -> None:
 @pytest.mark.parametrize("batch_records", [1, 100])
 @pytest.mark.parametrize("record_bytes", fsync.RECORD_SIZES)
 def test_values_compress_about_two_to_one(record_bytes: int, batch_records: int) -> None:
-    """Whatever the size of a batch: a log that compresses to nothing would write nothing."""
+    """Values of any batch size compress to about half. A log of constant bytes would write almost nothing."""
     assert 1.4 < fsync.compression_ratio(record_bytes, batch_records) < 2.2
 
 

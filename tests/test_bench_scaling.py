@@ -58,7 +58,7 @@ def test_a_falling_curve_bends_where_it_leaves_the_flat() -> None:
 
 
 def test_a_rising_curve_that_is_flat_again_tells_where() -> None:
-    """What rises and then stays is told with both places."""
+    """A curve that rises and then stays flat is described with both places."""
     (curve,) = bends(_curve(100, 190, 195, 192))
     assert (curve.shape, curve.leaves, curve.settles) == ("rises", 10, 10)
     assert curve.title == "Rate rises from 1 on: 1.9x at 1,000, and is flat from 10 on"
@@ -71,12 +71,12 @@ def test_a_power_law_is_told_as_proportion() -> None:
 
 
 def test_a_peak_is_told_when_the_curve_turns_back() -> None:
-    """Twice as fast with ten, and slower than at first with a thousand."""
+    """The curve is twice as high at ten, and lower than at first at a thousand."""
     assert _only(_curve(100, 200, 150, 80)).title == "Rate rises from 1 on: 2x at 10, 0.8x at 1,000"
 
 
 def test_one_point_that_comes_back_is_an_accident() -> None:
-    """A single outlier in a flat curve is no bend."""
+    """A single outlier in a flat curve is not a bend."""
     assert bends(_curve(100, 60, 101, 99)) == []
 
 
@@ -88,7 +88,7 @@ def test_rounds_that_differ_much_hide_a_bend() -> None:
 
 
 def test_a_single_point_is_told_as_it_is() -> None:
-    """With one point there is no shape."""
+    """A curve of one point has the shape "point"."""
     curve = _only(_curve(2.5e6))
     assert (curve.shape, curve.title) == ("point", "Rate: 2.50 M/s at 1")
     assert curve.text == "Rate: 2.50 M/s at 1."
@@ -100,7 +100,7 @@ def test_points_are_taken_in_the_order_of_their_axis() -> None:
 
 
 def test_a_reason_is_told_for_the_shape_that_it_explains() -> None:
-    """Opening takes longer with more partitions, and why; that it took less is told without."""
+    """The text gives a reason where opening takes longer with more partitions, and none where it takes less."""
     rising, falling = (_only(_curve(*values, figure="open")) for values in ((1, 10, 100), (100, 10, 1)))
     assert "one after the other" in rising.text
     assert falling.text == falling.title + "."
@@ -158,7 +158,7 @@ def test_no_log_is_written_that_does_not_fit(tmp_path: Path) -> None:
 
 
 def test_the_full_run_goes_further() -> None:
-    """Every axis of the full run ends where the default does, or beyond."""
+    """Every axis of the full run ends at or beyond the end of the default run."""
     for axis in ("log_bytes", "partitions", "record_bytes", "processes"):
         assert max(getattr(QUICK, axis)) <= max(getattr(DEFAULT, axis)) <= max(getattr(FULL, axis))
     assert (max(FULL.log_bytes), max(FULL.partitions)) == (50e9, 10_000)

@@ -39,7 +39,7 @@ def run(bench: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_limits(tmp_path: Path) -> None:
-    """One row for each path, with a ratio; and what is saved says the same."""
+    """Each path has one row with a ratio, and the saved results are the same."""
     run("limits", "--rounds", "1", "--scale", "0.005", "--out", str(tmp_path))
     measured = results.load(tmp_path, "limits")
     assert measured is not None
@@ -66,12 +66,12 @@ def test_limits(tmp_path: Path) -> None:
     ],
 )
 def test_the_others(bench: str, arguments: tuple[str, ...], said: str) -> None:
-    """They come to their last figures."""
+    """The other benches run to their end."""
     assert said in run(bench, *arguments).stdout
 
 
 def test_embedded_peers(tmp_path: Path) -> None:
-    """All that are Python packages, and Redis, do all that they can; the report has a table and a plot of it."""
+    """All Python packages, and Redis, do everything that they can; the report has a table and a plot of it."""
     peers = (OURS_KAFKA, *EMBEDDED, *((REDIS,) if shutil.which("redis-server") else ()))
     workloads = [one for one in WORKLOADS if one != "singly"]
     chosen = ("--systems", ",".join(peers), "--workloads", ",".join(workloads), "--syncs", "batch")
@@ -104,7 +104,7 @@ def _is_behind(row: PeerRow) -> bool:
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in (*EMBEDDED, REDIS, *OURS_ALL)])
 def test_servers(tmp_path: Path, name: str) -> None:
-    """Those that need a server, where there is one: started, killed, found as they were, and stopped."""
+    """Each system with an available server is started, killed, found with its records, and stopped."""
     try:
         system_class(name).version()
     except (Unavailable, ImportError) as error:
@@ -176,7 +176,7 @@ def test_rows_of_other_sizes_do_not_join(tmp_path: Path) -> None:
 
 
 def test_ecosystem(tmp_path: Path) -> None:
-    """Of the rows that need no Java: each says what it measured, and a page is made of it."""
+    """The rows that need no Java each report a measurement, and the bench makes a page of them."""
     rows = "transactions,rebalance/consumer"
     options = ["--tiny", "--rounds", "1", "--systems", OURS, "--out", str(tmp_path)]
     run("ecosystem", *options, "--rows", rows)
@@ -193,7 +193,7 @@ def test_ecosystem(tmp_path: Path) -> None:
 
 
 def test_ratios_are_of_the_same_round() -> None:
-    """And so that more than 1 is better for us, whatever the unit."""
+    """A ratio above 1 means that segmentlog is better, for any unit."""
     rates = {OURS: [10.0, 20.0, 30.0], "LMDB": [5.0, 20.0, 10.0]}
     ours, theirs = rows_of("append in batches", "never", "records/s", "more", rates, {OURS: True, "LMDB": False})
     assert (ours.figure, ours.ratio, ours.target) == (20, None, None)
@@ -205,7 +205,7 @@ def test_ratios_are_of_the_same_round() -> None:
 
 
 def test_what_there_is_not(tmp_path: Path) -> None:
-    """Names that are not there are told with those that are; a folder without results as well."""
+    """Errors about an unknown name list the known names; an error about a folder without results names it."""
     command = [sys.executable, "-m", "bench.peers", "--systems", "LMDB,Sqlite"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 2

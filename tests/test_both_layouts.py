@@ -1,4 +1,4 @@
-"""A store that holds what the library wrote and what Kafka's clients sent: whoever reads it sees records."""
+"""A store with batches of the library and of Kafka's clients: every reader returns their records."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def put(log: Partition, number: int, codec: int | None) -> None:
-    """Three records: a value, a tombstone, and one that stands alone."""
+    """Append three records: a value, a tombstone, and a record whose key is unique."""
     values = [b"value %d" % number * 9, None, b""]
     keys = [b"key %d" % (number % 4), b"key %d" % (number % 5), b"only %d" % number]
     times = [1000 + number, 2000 - number, 3000]
@@ -69,7 +69,7 @@ def test_everything_reads_the_same(folder: Path, compacted: bool) -> None:
 
 
 def test_commands(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """What is exported is the same, verify finds nothing, and dump names the layout and its codec."""
+    """Exports are equal, verify finds nothing, and dump names the layout and its codec."""
     exported = []
     for topic in ("columns", "kafka", "both"):
         assert run(cli, ["--dir", str(folder), "export", topic]) == 0

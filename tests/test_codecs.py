@@ -1,4 +1,4 @@
-"""Codecs: what goes in comes out, what is wrong is told."""
+"""Codecs: values survive a round trip, and wrong values raise errors."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ SAMPLES = [
 @pytest.mark.parametrize("make", [json_codec, msgpack_codec])
 @pytest.mark.parametrize(("kind", "value"), SAMPLES, ids=lambda one: getattr(one, "__name__", ""))
 def test_what_is_written_is_read(make: object, kind: object, value: object) -> None:
-    """Of each kind of type, in both formats; a tombstone stays one."""
+    """Each kind of type survives both formats; a tombstone stays a tombstone."""
     codec = make() if kind is None else make(kind)  # type: ignore[operator]
     data = codec.serialize("t", [value, None, value])
     assert data[1] is None
@@ -59,7 +59,7 @@ def test_what_is_written_is_read(make: object, kind: object, value: object) -> N
 @pytest.mark.parametrize("make", [json_codec, msgpack_codec])
 @pytest.mark.parametrize("kind", [Click, Order, User])
 def test_what_is_of_another_type_is_refused(make: object, kind: object) -> None:
-    """When it is read: a field is missing, or it is no document at all."""
+    """Reading raises an error for a missing field and for bytes that are not a document."""
     codec: Codec[object] = make(kind)  # type: ignore[operator]
     other = make().serialize("t", [{"name": 3}])  # type: ignore[operator]
     for data in (other, [b"\xff{"], [b""]):
@@ -68,7 +68,7 @@ def test_what_is_of_another_type_is_refused(make: object, kind: object) -> None:
 
 
 def test_a_lenient_codec_takes_numbers_in_quotes() -> None:
-    """With ``strict=False``, of msgspec and of pydantic."""
+    """This holds with ``strict=False``, for msgspec and for pydantic."""
     assert json_codec(Order, strict=False).deserialize("t", [b'{"number":"7","notes":[]}']) == [Order(7, [])]
 
     class Strict(pydantic.BaseModel, strict=True):
@@ -80,7 +80,7 @@ def test_a_lenient_codec_takes_numbers_in_quotes() -> None:
 
 
 def test_texts() -> None:
-    """In the encoding that was asked for, or refused."""
+    """Texts use the requested encoding, and other bytes are refused."""
     assert text_codec("latin-1").serialize("t", ["ä", None]) == [b"\xe4", None]
     assert text_codec().deserialize("t", ["ä".encode(), None]) == ["ä", None]
     with pytest.raises(TypeError, match="expected a str, found int"):
@@ -90,7 +90,7 @@ def test_texts() -> None:
 
 
 def test_a_type_that_nobody_reads_is_refused_at_once() -> None:
-    """And not when the first record comes."""
+    """The constructor refuses it, before any record."""
     with pytest.raises(InvalidConfig, match="a type that msgspec reads"):
         json_codec(Click | Order)
     with pytest.raises(InvalidConfig, match="kind"):

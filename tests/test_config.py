@@ -81,14 +81,14 @@ def test_durations_as_people_write_them(text, duration_ms):
     ],
 )
 def test_anything_else_is_refused(parse, value):
-    """What is not plainly a quantity raises ValueError, a fraction of a byte or a millisecond included."""
+    """Anything but a plain quantity raises ValueError, also a fraction of a byte or a millisecond."""
     with pytest.raises(ValueError, match="is not a"):
         parse(value)
 
 
 @given(st.integers(-1, 2**62))
 def test_exact_texts_parse_back(amount):
-    """What the formatters print exactly, the parsers read as the same number."""
+    """The parsers read the exact output of the formatters as the same number."""
     assert parse_size(format_size(amount, exact=True)) == amount
     assert parse_duration_ms(format_duration_ms(amount)) == amount
 
@@ -164,7 +164,7 @@ def test_other_fsync_policies_are_refused(value):
 
 @pytest.mark.parametrize(("kind", "amount"), [("always", 1), ("ms", 0), ("ms", -5), ("hourly", 1)])
 def test_an_impossible_fsync_policy_cannot_be_made(kind, amount):
-    """Nor by its constructor."""
+    """The constructor refuses it, too."""
     with pytest.raises(InvalidConfig):
         FsyncPolicy(kind, amount)
 
@@ -314,7 +314,7 @@ def test_a_bad_value_is_named_with_what_is_accepted(key, value, accepted):
 
 
 def test_what_is_kept_here_is_part_of_what_is_kept():
-    """As in Kafka: -2 stands for the retention of all, and more than that is refused once the topic is tiered."""
+    """As in Kafka, -2 means the retention of the whole topic, and a larger value is refused for a tiered topic."""
     assert (TopicConfig().effective_local_retention_ms, TopicConfig().effective_local_retention_bytes) == (
         7 * 86_400_000,
         -1,
@@ -343,7 +343,7 @@ def test_an_unknown_key_is_named_with_its_neighbour():
 
 
 def test_an_unknown_key_without_a_neighbour():
-    """Nothing is suggested for a word that resembles none."""
+    """A word that resembles no key gets no suggestion."""
     with pytest.raises(InvalidConfig, match="no such key") as error:
         TopicConfig.from_mapping({"quux": 5})
     assert "did you mean" not in str(error.value)
@@ -377,7 +377,7 @@ def test_replace_keeps_the_rest_and_checks_all():
 
 
 def test_a_config_is_a_value():
-    """It cannot be changed under whoever holds it, and survives the way to another process."""
+    """A config is immutable, and survives being sent to another process."""
     config = TopicConfig(fsync=FsyncPolicy("bytes", 4096))
     with pytest.raises(FrozenInstanceError):
         config.segment_bytes = 1024
@@ -409,7 +409,7 @@ configs = st.builds(
 @settings(deadline=None)
 @given(configs)
 def test_stored_configs_come_back(config):
-    """What topic.json holds, as JSON, is the config again."""
+    """The JSON in topic.json gives the same config again."""
     assert TopicConfig.from_mapping(json.loads(json.dumps(config.to_mapping()))) == config
 
 
@@ -425,7 +425,7 @@ def test_described_configs_can_be_typed_in(config):
 
 
 def test_config_is_pure_and_light():
-    """Floor 0 touches no clock, file or thread, and loads nothing that a command would wait for."""
+    """The config module uses no clock, file or thread, and imports nothing that slows a command down."""
     imported = {
         name.split(".")[0]
         for node in ast.walk(ast.parse(Path(config.__file__).read_text()))

@@ -28,7 +28,7 @@ GROUP = "billing"
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[LogStore]:
-    """A restored store: 73 records in words/0 that the group has read, none in words/1; a lost range in each."""
+    """Yield a restored store: 73 records in words/0, all read by the group, none in words/1; each has a lost range."""
     bucket = f"file://{tmp_path}/bucket"
     with segmentlog.open(tmp_path / "first", background=False) as first:
         first.create_topic("words", 2).partition(0).append([b"%d" % number for number in range(RECORDS)])
@@ -107,7 +107,7 @@ def test_counts_and_lags_of_the_console(store: LogStore) -> None:
 
 
 def test_lags_of_the_metrics(store: LogStore) -> None:
-    """Prometheus gets no lag for a lost range, and nothing counts as unshipped."""
+    """In Prometheus, lost ranges count neither as lag nor as unshipped records."""
     with segmentlog.serve(store, port=0, metrics="127.0.0.1:0") as server:
         assert server.metrics_address is not None
         found = scrape(server.metrics_address)

@@ -1,4 +1,4 @@
-"""The checker of delivery semantics is no formality: what contradicts a promise is found, and nothing else."""
+"""The checker of delivery semantics finds each contradiction of a guarantee, and reports only contradictions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ A, B = ("a", 0), ("b", 0)
 
 
 def final(content: dict[int, str], hidden: dict[int, str] | None = None, **options: Any) -> Final:
-    """A partition with ``content``, and ``hidden`` records that ``read_committed`` does not show."""
+    """Return a partition with ``content``, and ``hidden`` records that ``read_committed`` does not show."""
     everything = dict(sorted({**content, **(hidden or {})}.items()))
     end = max(everything, default=-1) + 2
     return Final(everything, content, **{"log_end_offset": end, "last_stable_offset": end, **options})
@@ -49,7 +49,7 @@ def test_what_keeps_every_promise_passes() -> None:
 
 
 def test_an_unknown_outcome_may_be_either() -> None:
-    """Who was killed at its commit has committed, or not."""
+    """A transaction whose process was killed during the commit may be committed or not."""
     events = [event for event in EVENTS if event[0] != "handed"]
     assert found(events, {A: STORE[A], B: final({0: "4"}, {2: "5", 4: "6"})}) == set()
 
@@ -74,7 +74,7 @@ def test_an_unknown_outcome_may_be_either() -> None:
     ],
 )
 def test_a_corrupted_store_is_caught(kind: str, store: dict[Place, Final]) -> None:
-    """Whatever the log lost, doubled, tore or shows too much of."""
+    """The checker catches a log that lost, doubled, tore or wrongly showed records."""
     assert kind in found(EVENTS, {**STORE, **store})
 
 
@@ -92,7 +92,7 @@ def test_a_corrupted_store_is_caught(kind: str, store: dict[Place, Final]) -> No
     ],
 )
 def test_a_corrupted_history_is_caught(kind: str, event: Event) -> None:
-    """Whatever a reader was handed that it should not have been."""
+    """The checker catches each record that a reader should not have got."""
     events = [["send", "p2", "", "a", 0, ["1"]], event] if kind == "refused" else [event]
     assert kind in found([*EVENTS, *events], STORE)
 
@@ -109,7 +109,7 @@ def test_what_a_producer_is_told_is_held_against_the_log(kind: str | None, acked
 
 
 def test_what_is_not_in_the_order_in_which_it_was_sent_is_caught() -> None:
-    """Of one process and one partition."""
+    """Records of one process in one partition must be in the order in which they were sent."""
     events: list[Event] = [["send", "p", "", "a", 0, ["1", "2"]], ["send", "p", "", "a", 0, ["3"]]]
     assert found(events, {A: final({0: "1", 1: "2", 2: "3"})}) == set()
     assert found(events, {A: final({0: "1", 2: "3"})}) == set()
@@ -118,7 +118,7 @@ def test_what_is_not_in_the_order_in_which_it_was_sent_is_caught() -> None:
 
 
 def test_what_was_deleted_was_there() -> None:
-    """Who deletes tells what there is; all of it is held against that, and not against what is left."""
+    """Before records are deleted, an event lists them. The checker compares all events with that list and the rest."""
     left = {A: final({2: "3"}, log_start_offset=2), B: STORE[B]}
     told: Event = ["trims", "d", "a", 0, [[0, "1", True], [1, "2", True]]]
     assert found([*EVENTS, told], left) == set()
@@ -131,7 +131,10 @@ def test_what_was_deleted_was_there() -> None:
 
 
 def test_half_of_an_unknown_transaction_is_caught() -> None:
-    """Unknown means all or nothing; who never said "commit" has nothing."""
+    """A transaction with an unknown result is visible as a whole or hidden as a whole.
+
+    Without a "commit" it is hidden.
+    """
     events: list[Event] = [
         ["send", "p", "t", "a", 0, ["1"]], ["send", "p", "t", "b", 0, ["2"]], ["commit", "p", "t"],
     ]  # fmt: skip
@@ -160,7 +163,7 @@ def test_a_pipeline_that_is_not_exactly_once_is_caught(wrong: str, outputs: dict
 
 
 def test_two_owners_are_caught() -> None:
-    """In one generation, or at one time where nobody was evicted."""
+    """A partition must not have two owners in one generation, or at one time if no member was evicted."""
 
     def owners(*events: Event, evictions: bool = False) -> list[str]:
         return check_owners(gather(list(events)), evictions=evictions)

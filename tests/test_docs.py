@@ -1,4 +1,4 @@
-"""What the documentation says: tests that it calls upon exist, its examples run."""
+"""The documentation is true: the tests that it refers to exist, and its examples run."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_the_tests_that_a_page_names_are_there(page: Path) -> None:
 
 @of_each_page
 def test_what_a_page_links_to_is_there(page: Path) -> None:
-    """From where the page lies."""
+    """Links are relative to the page."""
     for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
         assert (page.parent / link).exists(), link
 
@@ -92,7 +92,7 @@ def test_the_commands_of_a_page_are_understood(page: Path, tmp_path: Path, monke
 
 
 def _parse(words: list[str]) -> None:
-    """Without doing it. Raises `click.UsageError`."""
+    """Parse a command line and do not run it. Raises `click.UsageError`."""
     command: click.Command = cli.cli
     context = command.make_context("segmentlog", words)
     while isinstance(command, click.Group):
@@ -139,7 +139,7 @@ def test_the_readme_and_the_architecture_lead_to_the_same_files() -> None:
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_the_examples_of_a_page_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One after the other, as somebody types them who reads the page."""
+    """The examples of a page run in their order, as a reader types them."""
     monkeypatch.chdir(tmp_path)
     text = (ROOT / "docs" / name).read_text()
     blocks = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)

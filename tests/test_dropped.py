@@ -1,4 +1,4 @@
-"""What is dropped without being closed: stores, partitions, producers and consumers that nobody holds any more."""
+"""Stores, partitions, producers and consumers that are dropped without being closed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from segmentlog.topics.background_threads import BackgroundThread, BackgroundThr
 
 
 def _descriptors(below: Path) -> list[str]:
-    """What this process has open in a folder."""
+    """Return the files below a folder that this process has open."""
     found = []
     for fd in os.listdir("/proc/self/fd"):
         try:
@@ -50,13 +50,13 @@ def _soon(is_so: Callable[[], bool]) -> bool:
 
 
 def _is_closed(folder: Path) -> bool:
-    """Nothing of it is open, nor about to be opened by the thread that closes it."""
+    """Return whether no file of the store is open, and no thread is about to close one."""
     return not closing.closing_stores and not _descriptors(folder)
 
 
 @pytest.fixture(autouse=True)
 def collected() -> Iterator[None]:
-    """Only what the test drops is collected by it."""
+    """Disable the collector, so that it collects only objects that the test drops."""
     gc.collect()
     gc.disable()
     yield
@@ -70,7 +70,7 @@ def _checkpoint_is_clean(folder: Path) -> bool:
 
 @pytest.mark.parametrize("background", [True, False], ids=["threads", "no threads"])
 def test_dropped_stores_are_closed_cleanly(tmp_path: Path, background: bool) -> None:
-    """No descriptor and no thread of them stays, what was appended is on disk, and a warning names each."""
+    """All descriptors and threads of dropped stores end, appended records are on disk, and a warning names each."""
     before = _threads()
     stores = [segmentlog.open(tmp_path / str(number), background=background) for number in range(5)]
     for store in stores:
@@ -104,7 +104,7 @@ def _work_on(store: LogStore | None) -> None:
 
 @pytest.mark.parametrize("kept", ["partition", "topic", "producer", "consumer", "iterator", "table", "groups"])
 def test_a_store_lives_as_long_as_anything_that_was_got_from_it(tmp_path: Path, kept: str) -> None:
-    """Whoever holds on to a part of a store goes on working, background flushes included."""
+    """A part of a store keeps working while the program holds it, with background flushes."""
     store = segmentlog.open(tmp_path / "store")
     topic = store.create_topic("t", fsync="20ms", cleanup_policy="compact")
     topic.partition(0).append([b"first"], keys=[b"k"])
@@ -134,7 +134,7 @@ def test_a_store_lives_as_long_as_anything_that_was_got_from_it(tmp_path: Path, 
 
 
 def test_a_dropped_store_that_cannot_be_closed_is_let_go_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A failed fsync in a thread that nobody waits for: it is told, and nothing stays open."""
+    """If an fsync fails in the thread that closes a dropped store, the error is logged and all files are closed."""
 
     class Failing(FileSystem):
         failing = False
@@ -156,7 +156,7 @@ def test_a_dropped_store_that_cannot_be_closed_is_let_go_of(tmp_path: Path, capl
 
 
 def test_a_dropped_partition_closes_its_descriptors(tmp_path: Path) -> None:
-    """Though nobody closed it; the next one finds all that was appended."""
+    """A dropped partition closes its descriptors, and the next process finds all appended records."""
     log = open_log(tmp_path / "log", segment_records=2)
     for number in range(5):
         log.append([b"%d" % number])
@@ -172,7 +172,7 @@ def test_a_dropped_partition_closes_its_descriptors(tmp_path: Path) -> None:
 
 
 def test_a_partition_that_cannot_be_opened_leaves_nothing_open(tmp_path: Path) -> None:
-    """Whoever keeps the error does not keep the files."""
+    """A program that keeps the error does not keep the files open."""
     (tmp_path / "log" / "state").mkdir(parents=True)
     with pytest.raises(IsADirectoryError) as caught:
         open_log(tmp_path / "log")
@@ -181,7 +181,7 @@ def test_a_partition_that_cannot_be_opened_leaves_nothing_open(tmp_path: Path) -
 
 
 def test_a_dropped_named_producer_frees_its_name(tmp_path: Path) -> None:
-    """Its lease and its fence are closed, and its transaction can be aborted by others."""
+    """Its lease and fence are closed, and other processes can abort its transaction."""
     with segmentlog.open(tmp_path / "store", background=False) as store:
         store.create_topic("t")
         producer = store.producer(name="one", linger_ms=0)
@@ -198,7 +198,7 @@ def test_a_dropped_named_producer_frees_its_name(tmp_path: Path) -> None:
 
 
 def test_a_dropped_producer_sends_what_lingers_and_its_thread_ends(tmp_path: Path) -> None:
-    """As long as something waits to be sent in time, the thread that sends it keeps the producer."""
+    """While records wait to be sent, the sending thread keeps the producer."""
     before = _threads()
     with segmentlog.open(tmp_path / "store", background=True) as store:
         partition = store.create_topic("t").partition(0)
@@ -250,7 +250,7 @@ def test_a_dropped_consumer_closes_what_it_watches_with(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_is_dropped_ends(tmp_path: Path) -> None:
-    """At once, though its next turn is an hour away; one that is at its tick ends behind it."""
+    """A dropped worker ends at once, although its next tick is an hour away; during a tick, it ends after the tick."""
     turns: list[int] = []
     began, may_end = threading.Event(), threading.Event()
 
@@ -321,7 +321,7 @@ partition.append([b"kept"])
 def test_a_program_that_ends_leaves_a_clean_store_however_it_dropped_it(
     tmp_path: Path, how: str, background: bool
 ) -> None:
-    """And prints nothing, whatever the interpreter takes apart first."""
+    """It prints nothing, in whatever order the interpreter deletes objects."""
     code = _SCRIPT.format(how=how, background=background)
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "s")], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -329,7 +329,7 @@ def test_a_program_that_ends_leaves_a_clean_store_however_it_dropped_it(
 
 
 def test_the_warning_is_shown_to_those_who_ask_for_it(tmp_path: Path) -> None:
-    """With ``python -W default``, or ``-X dev``."""
+    """``python -W default`` and ``-X dev`` show it."""
     code = _SCRIPT.format(how="del store, partition; gc.collect()", background=False)
     command = [sys.executable, "-W", "default", "-c", code, str(tmp_path / "s")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
@@ -337,7 +337,7 @@ def test_the_warning_is_shown_to_those_who_ask_for_it(tmp_path: Path) -> None:
 
 
 def test_a_forked_child_may_drop_the_store_of_its_parent(tmp_path: Path) -> None:
-    """It closes what is its own; the parent goes on."""
+    """The child closes its own descriptors, and the parent keeps working."""
     store = segmentlog.open(tmp_path / "store", background=False)
     partition = store.create_topic("t", fsync="never").partition(0)
     partition.append([b"parent's"])

@@ -27,7 +27,10 @@ def typed(page: str) -> Iterator[tuple[str, str]]:
 
 
 def matches(shown: str, printed: str) -> bool:
-    """Whether an output is the one shown. `...` stands for anything; spaces at the ends of lines do not count."""
+    """Return whether an output is the one shown.
+
+    `...` stands for anything; spaces at the ends of lines do not count.
+    """
     pattern = ".*".join(re.escape(piece) for piece in re.sub(r"[ \n]*\.\.\.[ \n]*", "...", shown.rstrip()).split("..."))
     return re.fullmatch(pattern, re.sub(r" +$", "", printed, flags=re.MULTILINE).rstrip(), re.DOTALL) is not None
 

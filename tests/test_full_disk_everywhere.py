@@ -14,7 +14,7 @@ from segmentlog.store import LogStore
 
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> FullDisk:
-    """One with room, so far."""
+    """Return a disk that has room until the test fills it."""
     return FullDisk(monkeypatch.setattr)
 
 
@@ -83,7 +83,10 @@ WORK: dict[str, Callable[[LogStore], object]] = {
 
 @pytest.mark.parametrize("what", WORK)
 def test_no_room_is_told_as_that_and_passes(store: LogStore, disk: FullDisk, what: str) -> None:
-    """Whatever meets it says `DiskFull`, or does without; nothing is lost; with room again it works, as it is."""
+    """Each operation raises `DiskFull` or succeeds without room.
+
+    All records survive, and with room again the operation works.
+    """
     disk.is_full = True
     told: SegmentlogError | None = None
     try:
@@ -102,7 +105,7 @@ def test_no_room_is_told_as_that_and_passes(store: LogStore, disk: FullDisk, wha
 
 
 def test_a_topic_can_be_deleted_to_make_room(store: LogStore, disk: FullDisk) -> None:
-    """Also by a store that was opened on the full disk."""
+    """A store that was opened on the full disk can do so, too."""
     disk.is_full = True
     with LogStore(store.path, background=False) as other:
         other.delete_topic("c")

@@ -1,4 +1,4 @@
-"""What Kafka documents of delivery, told again: its cases in KIP-98, KIP-447 and its protocol guide."""
+"""The cases that Kafka documents for delivery, in KIP-98, KIP-447 and its protocol guide."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def store(tmp_path: Path, clock: FakeClock) -> Iterator[LogStore]:
 
 
 def committed(store: LogStore, topic: str) -> list[bytes | None]:
-    """What a ``read_committed`` consumer is handed."""
+    """Return the values that a ``read_committed`` consumer returns."""
     with store.consumer(topic, isolation="read_committed") as consumer:
         return [record.value for record in consumer]
 
@@ -53,7 +53,7 @@ def killed(work: Callable[[], object]) -> None:
 
 
 def is_decided(store: LogStore, topic: str) -> bool:
-    """Whether nothing holds a reader of the topic back."""
+    """Return whether readers of the topic can read to its end."""
     log = store.topic(topic).partition(0)
     return log.last_stable_offset == log.log_end_offset
 
@@ -73,7 +73,7 @@ def test_a_retried_batch_is_appended_once(store: LogStore) -> None:
 
 
 def test_an_interrupted_send_is_appended_once(store: LogStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Interrupted behind the append; the producer sends the same numbers again."""
+    """An append is interrupted after it stored its records: the producer sends the same sequence numbers again."""
     real = Partition.append_columns
     answers: list[int] = []
 
@@ -136,7 +136,7 @@ def test_a_zombie_is_fenced(store: LogStore) -> None:
 
 
 def test_a_hung_producer_is_timed_out(store: LogStore, clock: FakeClock) -> None:
-    """transaction.timeout.ms: it is aborted and fenced, and nobody else has to wait."""
+    """After transaction.timeout.ms, the transaction is aborted and its producer fenced: others need not wait."""
     hung = store.producer(name="hung", linger_ms=0, transaction_timeout_ms=1000)
     hung.begin_transaction()
     hung.send_many("a", [b"hung"])
@@ -172,7 +172,7 @@ def test_a_dead_producer_is_aborted_at_once(store: LogStore) -> None:
 
 @pytest.mark.parametrize("outcome", ["commit", "abort"])
 def test_a_decision_survives_its_coordinator(store: LogStore, tmp_path: Path, clock: FakeClock, outcome: str) -> None:
-    """Killed between PrepareCommit and CompleteCommit: whoever opens the store next writes the markers."""
+    """A coordinator dies between PrepareCommit and CompleteCommit: the next opening of the store writes the markers."""
 
     def die() -> None:
         producer = store.producer(name="dies", linger_ms=0)
@@ -215,7 +215,7 @@ def test_readers_are_not_held_back_by_other_topics(store: LogStore) -> None:
 
 
 def test_interleaved_transactions_wait_for_the_first(store: LogStore) -> None:
-    """LSO: a committed one behind an open one is not shown yet, or the order would not be the log's."""
+    """A committed transaction after an open one stays hidden: readers get records in the order of the log."""
     with store.producer(linger_ms=0) as one, store.producer(linger_ms=0) as two:
         one.begin_transaction()
         one.send_many("a", [b"1"])
@@ -229,7 +229,7 @@ def test_interleaved_transactions_wait_for_the_first(store: LogStore) -> None:
 
 @pytest.mark.parametrize("outcome", ["commit", "abort"])
 def test_a_transaction_spans_segments(store: LogStore, tmp_path: Path, clock: FakeClock, outcome: str) -> None:
-    """Its data and its marker lie in different segments; also for who opens the store anew."""
+    """A transaction has its data and its marker in different segments, also after a restart."""
     store.create_topic("rolls", segment_records=3)
     with store.producer(linger_ms=0) as producer:
         producer.begin_transaction()
@@ -247,7 +247,7 @@ def test_a_transaction_spans_segments(store: LogStore, tmp_path: Path, clock: Fa
 
 
 def test_an_aborted_transaction_across_compactions(store: LogStore, clock: FakeClock) -> None:
-    """Its values never win against older ones of their keys, and its marker goes only once they have."""
+    """Its values never replace older ones of their keys, and its marker is deleted only after them."""
     store.create_topic("table", cleanup_policy="compact", segment_records=2, delete_retention_ms=10)
     log = store.topic("table").partition(0)
     with store.producer(linger_ms=0, name="writer") as producer:
@@ -307,7 +307,7 @@ def test_a_zombie_member_commits_nothing(store: LogStore, clock: FakeClock) -> N
 
 
 def test_a_successor_waits_for_pending_positions(store: LogStore) -> None:
-    """KIP-447: UNSTABLE_OFFSET_COMMIT. Who takes over a partition begins where the open transaction ends up."""
+    """KIP-447, UNSTABLE_OFFSET_COMMIT: the next owner of a partition begins at the result of the open transaction."""
     store.topic("a").partition(0).append([b"1"])
     with store.producer(name="first", linger_ms=0) as producer:
         first = store.consumer("a", group="g", auto_offset_reset="earliest")

@@ -33,7 +33,7 @@ def _three(path: Path, clock: FakeClock, **options: Any) -> LogStore:
 
 
 def test_a_failed_partition_does_not_keep_others_from_being_flushed(tmp_path: Path) -> None:
-    """The one that stands first fails: those behind it are fsynced by the same tick, and health tells of it alone."""
+    """If the first partition fails, the same tick syncs the later ones, and `health()` reports only the failed one."""
     clock = FakeClock()
     with _three(tmp_path, clock) as store:
         logs = [store.topic(name).partition(0) for name in "abc"]
@@ -50,7 +50,7 @@ def test_a_failed_partition_does_not_keep_others_from_being_flushed(tmp_path: Pa
 def test_a_local_error_in_the_background_is_told_once_and_tried_again(
     tmp_path: Path, number: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """And forgotten once it is gone: the next tick flushes, without anything being opened anew."""
+    """An error is logged once and cleared once its cause is gone: the next tick flushes with the open files."""
     clock = FakeClock()
     with _three(tmp_path, clock) as store:
         logs = [store.topic(name).partition(0) for name in "abc"]
@@ -87,7 +87,7 @@ def test_threads_go_on_at_their_pace_beside_a_failed_partition(tmp_path: Path) -
 
 
 def test_a_topic_that_cannot_be_read_does_not_keep_others_from_retention(tmp_path: Path) -> None:
-    """Its file is of another user, say."""
+    """For example, its file belongs to another user."""
     with LogStore(tmp_path, background=False, clock=FakeClock(), fs=FaultyFileSystem()) as store:
         for name in ("a", "b"):
             log = store.create_topic(name, config={"segment.records": 1, "retention.segments": 1}).partition(0)
@@ -117,7 +117,7 @@ def _two(tmp_path: Path) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize("threads", [1, 4])
 def test_a_record_that_another_process_dropped_is_not_acknowledged_as_durable(tmp_path: Path, threads: int) -> None:
-    """Its offset lies below the durable one, in another epoch: who waits is told that the record is gone."""
+    """Its offset is below the durable one, but in another epoch: the waiting process gets an error."""
     log, other = _two(tmp_path)
     place = log._appender.place
     dropped = threading.Event()
@@ -157,7 +157,7 @@ def test_a_record_that_another_process_dropped_is_not_acknowledged_as_durable(tm
 
 
 def test_a_recovery_by_another_process_drops_what_was_not_whole(tmp_path: Path) -> None:
-    """An fsync failed there, the log was opened anew and ended before this process's record: it is told so."""
+    """After a failed fsync, the log was reopened and ended before this process's record: the append raises."""
     log, other = _two(tmp_path)
     place = log._appender.place
 
@@ -208,7 +208,7 @@ def test_deliveries_and_transactions_tell_what_was_dropped(tmp_path: Path) -> No
 
 
 def test_a_checkpoint_that_is_lost_while_live_is_written_from_memory(tmp_path: Path) -> None:
-    """Both slots go bad under a process: the next change of the checkpoint forgets no loss, no epoch and no ceiling."""
+    """Both slots go bad while a process runs: its next change of the checkpoint keeps losses, epochs and ceiling."""
     log = open_log(tmp_path)
     log.append([b"%d" % number for number in range(10)], ack="durable")
     log.truncate(5)
@@ -235,7 +235,7 @@ def test_a_checkpoint_that_is_lost_while_live_is_written_from_memory(tmp_path: P
 
 
 def test_a_lost_checkpoint_that_nobody_knows_is_told(tmp_path: Path) -> None:
-    """A process that never read it does not begin with a blank one; appending goes on, below the ceiling."""
+    """A process that never read the checkpoint does not replace it by an empty one; it appends below the ceiling."""
     log = open_log(tmp_path)
     log.append([b"1"] * 5, ack="durable")
     log.truncate(3)
@@ -252,7 +252,7 @@ def test_a_lost_checkpoint_that_nobody_knows_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("change", ["announce_compaction", "record_compaction"])
 def test_a_lost_checkpoint_forgets_no_compaction_of_another_process(tmp_path: Path, change: str) -> None:
-    """Both slots go bad after another process compacted: how far records may be missing is not said to be less."""
+    """Both slots go bad after another process compacted: the end of the compacted offsets does not move back."""
     log = open_log(tmp_path, cleanup_policy="compact")
     log.append([b"1"] * 9, [b"k"] * 9, ack="durable")
     other = open_log(tmp_path, cleanup_policy="compact")
@@ -272,7 +272,7 @@ def test_a_lost_checkpoint_forgets_no_compaction_of_another_process(tmp_path: Pa
 
 
 def test_a_checkpoint_that_was_not_synced_does_not_pass_for_the_newest(tmp_path: Path) -> None:
-    """Its fsync found no room: the slot is what it was, so that the next one does not go over the durable one."""
+    """Its fsync found no room: the slot keeps its content, so the next write does not overwrite the durable slot."""
     fs = FaultyFileSystem()
     log = open_log(tmp_path, fs=fs)
     before = (tmp_path / "checkpoint").read_bytes()
@@ -317,7 +317,7 @@ def test_a_sealed_segment_is_synced_through_the_descriptor_it_was_written_with(t
 
 
 def test_segments_that_are_sealed_faster_than_they_are_synced_take_few_descriptors(tmp_path: Path) -> None:
-    """In one append, or in many."""
+    """This holds for one append, and for many."""
     log = open_log(tmp_path, segment_records=1, background=True)
     log.append([b"x"] * 50)
     for _ in range(50):
@@ -331,7 +331,7 @@ def test_segments_that_are_sealed_faster_than_they_are_synced_take_few_descripto
 
 
 def test_a_failed_fsync_while_a_write_is_taken_back_fails_the_partition(tmp_path: Path) -> None:
-    """It says something about what was appended before, too, and is not tried again by the next append."""
+    """The failure concerns earlier appends, too, and the next append does not retry the fsync."""
     fs = FaultyFileSystem()
     log = open_log(tmp_path, fs=fs)
     log.append([b"1"])
@@ -344,7 +344,7 @@ def test_a_failed_fsync_while_a_write_is_taken_back_fails_the_partition(tmp_path
 
 
 def test_a_failed_fsync_while_a_dead_processs_write_is_cut_off_fails_the_partition(tmp_path: Path) -> None:
-    """The same, where a process died in an append and another one settles it."""
+    """If a process died during an append, the same holds for the process that truncates its bytes."""
     fs = FaultyFileSystem()
     log = open_log(tmp_path, fs=fs)
     log.append([b"1"])
@@ -359,7 +359,7 @@ def test_a_failed_fsync_while_a_dead_processs_write_is_cut_off_fails_the_partiti
 
 
 def test_a_wall_clock_that_jumps_ends_no_transaction(tmp_path: Path) -> None:
-    """What a transaction may take is measured by the monotonic clock."""
+    """The monotonic clock measures the timeout of a transaction."""
     clock = FakeClock()
     with LogStore(tmp_path, background=False, clock=clock) as store:
         store.create_topic("t")
@@ -397,7 +397,7 @@ def test_a_wall_clock_that_jumps_makes_no_producer_forgotten(tmp_path: Path) -> 
 
 
 def test_a_wall_clock_that_jumps_makes_no_position_forgotten(tmp_path: Path) -> None:
-    """Of a group that nobody is a member of just now; nor does the clock's way back keep retention from its rounds."""
+    """A group without members keeps its offsets when the clock jumps, and retention runs when it jumps back."""
     clock = FakeClock()
     with LogStore(tmp_path, background=False, clock=clock) as store:
         store.create_topic("t").partition(0).append([b"1"] * 5)
@@ -425,7 +425,7 @@ def test_a_wall_clock_that_jumps_makes_no_position_forgotten(tmp_path: Path) -> 
 
 
 def test_whether_an_instance_lives_is_seen_without_a_right_to_write(tmp_path: Path) -> None:
-    """In the read-only store of another user; two who look at once do not take each other for the instance."""
+    """This holds in the read-only store of another user, and for two processes that check at once."""
     with segmentlog.open(tmp_path, background=False) as store:
         store.create_topic("t")
         producer = store.producer(name="p")
@@ -447,7 +447,7 @@ def test_whether_an_instance_lives_is_seen_without_a_right_to_write(tmp_path: Pa
 
 
 def test_one_producers_trouble_does_not_keep_others_transactions_from_their_end(tmp_path: Path) -> None:
-    """Its fence cannot be opened, say: the others are finished, and health tells of it."""
+    """If a producer's fence cannot be opened, the other transactions are ended, and `health()` reports the error."""
     clock = FakeClock()
     with LogStore(tmp_path, background=False, clock=clock) as store:
         store.create_topic("t")

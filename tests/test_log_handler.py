@@ -1,4 +1,4 @@
-"""The handler for Python's logging: what a record has, who waits, and what becomes of those that cannot be appended."""
+"""The handler for Python's logging: the content of records, which calls wait, and records that cannot be appended."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from segmentlog.testing.fault_injection import FaultyFileSystem
 
 @pytest.fixture
 def logger() -> Iterator[logging.Logger]:
-    """One of its own, without handlers before and after."""
+    """Yield a logger that has no handlers before and after the test."""
     logger = logging.getLogger("app.web")
     logger.propagate = False
     logger.setLevel(logging.DEBUG)
@@ -84,7 +84,7 @@ class _Untold:
 
 
 def test_what_json_has_not_is_a_text(tmp_path: Path, logger: logging.Logger) -> None:
-    """Whatever it is; and no record is lost for it."""
+    """A value that JSON cannot express becomes a text, and its record is not lost."""
     circle: list[Any] = []
     circle.append(circle)
     odd = {
@@ -110,7 +110,7 @@ def test_what_json_has_not_is_a_text(tmp_path: Path, logger: logging.Logger) -> 
 
 
 def test_keys_headers_and_levels(tmp_path: Path, logger: logging.Logger) -> None:
-    """As they were asked for; a topic that is missing is made so."""
+    """Each option has its effect; a missing topic is created with them."""
     with segmentlog.open(tmp_path / "s") as store:
         handler = LogHandler(
             store, "app", logging.WARNING, key="logger", headers=lambda record: {"level": record.levelname},
@@ -151,7 +151,7 @@ def test_a_dead_disk_blocks_nobody_for_long(
         logger.addHandler(handler)
         logger.info("first")
         handler.flush()
-        fs.before("pwritev", lambda: go.wait(120))  # whoever waited for the disk would wait that long
+        fs.before("pwritev", lambda: go.wait(120))  # a call that waited for the disk would wait that long
         for number in range(300):
             logger.info("number %d", number)
         (waited_s,) = waits.values()
@@ -195,7 +195,7 @@ def test_a_close_on_a_dead_disk_comes_to_an_end(
 def test_a_full_disk(
     tmp_path: Path, logger: logging.Logger, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What was logged while it was full is there once there is room; stderr is told once."""
+    """Lines that were logged while the disk was full are appended once there is room; stderr gets one message."""
     disk = FullDisk(monkeypatch.setattr, str(tmp_path))
     with segmentlog.open(tmp_path / "s") as store:
         logger.addHandler(handler := LogHandler(store, config={"segment.bytes": 1 << 20}))
@@ -223,7 +223,7 @@ def test_a_chunk_that_fails_keeps_later_lines_back(
 ) -> None:
     """A write finds no room, or the topic's file cannot be read, and the next call would succeed.
 
-    Each partition has the lines in their order, once.
+    Each partition has every line once, in order.
     """
     fs = FaultyFileSystem()
     with LogStore(tmp_path / "s", fs=fs, background=False) as store:
@@ -278,7 +278,7 @@ def test_lines_after_a_refused_chunk_are_not_taken_for_refused(
 def test_who_flushes_and_the_thread_append_nothing_twice(
     tmp_path: Path, logger: logging.Logger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where there is no thread yet who flushes does its work, and one may begin in the middle of that."""
+    """Before the thread exists, a flush does its work; the thread may start during that."""
     with segmentlog.open(tmp_path / "s") as store:
         logger.addHandler(handler := LogHandler(store))
         real, is_there, go_on = handler._append, threading.Event(), threading.Event()
@@ -306,7 +306,7 @@ def test_who_flushes_and_the_thread_append_nothing_twice(
 def test_what_is_not_shipped_is_appended_once(
     tmp_path: Path, logger: logging.Logger, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is on disk here, and shipped as soon as somebody ships: trying again would append it again. Told once."""
+    """The line is on the local disk and ships later; a retry would append it again. Stderr gets one message."""
     with segmentlog.open(tmp_path / "s") as store:
         logger.addHandler(handler := LogHandler(store, ack="shipped"))
         for number in range(3):
@@ -355,7 +355,7 @@ def test_what_cannot_be_synced_is_appended_once(
 def test_a_record_that_is_too_large_is_dropped_alone(
     tmp_path: Path, logger: logging.Logger, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is counted and told; its neighbours are appended."""
+    """The record is counted and reported on stderr; its neighbours are appended."""
     with segmentlog.open(tmp_path / "s") as store:
         logger.addHandler(handler := LogHandler(store, config={"max.message.bytes": 20_000}))
         logger.info("a")
@@ -447,7 +447,7 @@ def test_what_segmentlog_logs_itself_does_not_go_round(
 
 
 def test_a_store_that_is_closed(tmp_path: Path, logger: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
-    """One that was given is not opened again: records are dropped, and stderr is told once."""
+    """The handler does not reopen a store that was passed to it: it drops records, and stderr gets one message."""
     with segmentlog.open(tmp_path / "s") as store:
         logger.addHandler(handler := LogHandler(store))
     for _ in range(3):
@@ -458,7 +458,7 @@ def test_a_store_that_is_closed(tmp_path: Path, logger: logging.Logger, capsys: 
 
 
 def test_a_topic_that_is_deleted_is_made_anew(tmp_path: Path, logger: logging.Logger) -> None:
-    """And logging goes on."""
+    """The next line recreates the topic, and later lines follow it."""
     with segmentlog.open(tmp_path / "s") as store:
         logger.addHandler(handler := LogHandler(store))
         logger.info("old")
@@ -472,7 +472,7 @@ def test_a_topic_that_is_deleted_is_made_anew(tmp_path: Path, logger: logging.Lo
 def test_errors_of_a_record_are_logging_s_own(
     tmp_path: Path, logger: logging.Logger, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Wrong arguments, a key function that raises: `handleError`, and the program goes on."""
+    """For wrong arguments or a key function that raises, the handler calls `handleError`, and the program continues."""
 
     def key(record: logging.LogRecord) -> str:
         return str(1 // len(record.args or ()))
@@ -524,7 +524,7 @@ def test_dict_config_and_queue_handler(tmp_path: Path) -> None:
 
 
 def test_a_forked_child_logs_for_itself(tmp_path: Path, logger: logging.Logger) -> None:
-    """Its parent's records are not appended twice, its own are there."""
+    """Its parent's records are not appended twice, and its own are there."""
     with segmentlog.open(tmp_path / "s") as store:
         logger.addHandler(handler := LogHandler(store))
         for number in range(200):
@@ -567,9 +567,9 @@ def _start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
 
 
 def test_many_processes_and_a_kill(tmp_path: Path) -> None:
-    """What each logged is there in order, up to what it logs as it ends; who is killed harms nobody."""
+    """All lines of each process are stored in order, up to the last; a killed process does not disturb the others."""
     folder = tmp_path / "s"
-    with contextlib.ExitStack() as kills:  # else a failing test leaves processes that log for ever
+    with contextlib.ExitStack() as kills:  # otherwise a failed test leaves processes that log forever
 
         def start(*arguments: str) -> subprocess.Popen[str]:
             process = _start(folder, *arguments)

@@ -1,4 +1,4 @@
-"""A real process that runs into a limit of its own: it is told, others notice nothing, and it goes on afterwards."""
+"""A process that reaches a resource limit gets an error, other processes are not affected, and it works again later."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ print(told)
 
 
 def run(script: str, *paths: Path) -> str:
-    """What a process that runs the script prints."""
+    """Return the output of a process that runs the script."""
     done = subprocess.run(
         [sys.executable, "-c", script, *map(str, paths)], capture_output=True, text=True, timeout=120, check=False,
         env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
@@ -116,7 +116,7 @@ def run(script: str, *paths: Path) -> str:
 
 @pytest.mark.parametrize("stores", [1, 2])
 def test_a_want_of_descriptors_is_no_failed_fsync(tmp_path: Path, stores: int) -> None:
-    """Idle partitions give theirs back, of whatever store; who gets none is told, and nobody else notices."""
+    """Idle partitions of any store close descriptors; a call that gets none raises, and other processes work."""
     paths = [tmp_path / str(number) for number in range(stores)]
     opened = [segmentlog.open(path, background=False) for path in paths]
     logs = [store.create_topic("t", partitions=30, compression_type="none").partition(0) for store in opened]
@@ -131,7 +131,7 @@ def test_a_want_of_descriptors_is_no_failed_fsync(tmp_path: Path, stores: int) -
 
 
 def test_a_limit_on_the_size_of_files_is_no_failing_disk(tmp_path: Path) -> None:
-    """EFBIG: the append is refused and cut off, smaller ones go on, and larger ones once the limit is gone."""
+    """EFBIG: the append raises and is truncated, smaller appends succeed, and larger ones once the limit is raised."""
     with segmentlog.open(tmp_path, background=False) as store:
         log = store.create_topic("t", compression_type="none").partition(0)
         run(_FILE_SIZE, tmp_path)
@@ -140,7 +140,7 @@ def test_a_limit_on_the_size_of_files_is_no_failing_disk(tmp_path: Path) -> None
 
 
 def test_a_limit_on_memory_is_no_failing_disk(tmp_path: Path) -> None:
-    """ENOMEM for a map: the reader is told, appends go on, and so does the reader once there is room."""
+    """ENOMEM for a map: the read raises, appends succeed, and the reader continues once there is memory."""
     with segmentlog.open(tmp_path, background=False) as store:
         log = store.create_topic("t", compression_type="none").partition(0)
         assert run(_MEMORY, tmp_path) == "1\n"
@@ -157,7 +157,7 @@ def test_the_budget_is_the_processs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_local_error_is_an_oserror_with_its_number() -> None:
-    """It survives pickling, and says what to do."""
+    """It survives pickling, and its message has the remedy."""
     import pickle
 
     error = pickle.loads(

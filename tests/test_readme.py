@@ -35,14 +35,14 @@ def blocks(language: str, page: str = README) -> list[tuple[int, str]]:
 
 
 def console_lines() -> list[str]:
-    """What the tour has behind its prompts, in order."""
+    """Return the commands of the tour, in order."""
     lines = [line[2:] for _, text in blocks("console") for line in text.splitlines() if line.startswith("$ ")]
     assert len(lines) >= 6
     return lines
 
 
 def is_written(line: str) -> bool:
-    """Whether the module of the segmentlog command in this line is there."""
+    """Return whether the module of the segmentlog command in this line exists."""
     words = shlex.split(line.split("<")[0].rpartition("|")[2])
     home = cli._COMMANDS[words[words.index("segmentlog") + 1]][0]
     return importlib.util.find_spec(home.partition(":")[0]) is not None
@@ -50,7 +50,7 @@ def is_written(line: str) -> bool:
 
 @pytest.mark.parametrize(("page", "at_least"), [("README.md", 3), ("docs/python.md", 8)])
 def test_python_snippets_run_in_order(page, at_least, tmp_path, monkeypatch, capsys):
-    """Who pastes the snippets of a page into one session, top to bottom, sees no error."""
+    """A reader who pastes the snippets of a page into one session, top to bottom, sees no error."""
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {"__name__": "page"}
     snippets = blocks("python", (ROOT / page).read_text())
@@ -63,12 +63,12 @@ def test_python_snippets_run_in_order(page, at_least, tmp_path, monkeypatch, cap
 
 
 def test_the_readme_is_short():
-    """What is in it a newcomer reads; everything else is in docs/."""
+    """Newcomers read the whole README, so it stays short; details are in docs/."""
     assert len(README.encode()) <= README_MAX_BYTES
 
 
 def check_server(command: str, folder: Path, environment: dict[str, str]) -> None:
-    """It says that it listens, on a port that is free here, and ends when it is told to."""
+    """Run the command on a free port: it must print that it listens, and end on SIGTERM."""
     told = folder / "server"
     with told.open("wb") as file:
         server = subprocess.Popen(
@@ -123,7 +123,7 @@ def test_console_tour_works(tmp_path):
 
 
 def wait_for(file: Path, text: bytes) -> None:
-    """Until the text is in the file."""
+    """Wait until the text is in the file."""
     wait_until(
         lambda: text in file.read_bytes(),
         lambda: f"{text!r} did not come; there is {file.read_bytes()[-500:]!r}",
@@ -152,13 +152,13 @@ def test_every_file_that_a_page_names_is_there():
 
 
 def test_the_tour_needs_no_file_that_a_machine_may_lack():
-    """Its commands read what they make themselves; a bare Debian has no /usr/share/dict/words."""
+    """Its commands read only files that they create; a bare Debian has no /usr/share/dict/words."""
     for line in console_lines():
         assert not re.search(r"<|/usr/share", line), line
 
 
 def test_extras_are_installed_from_a_clone():
-    """All pages, messages and help texts: on an index `segmentlog[server]` is nothing, or what a stranger put there."""
+    """In all pages, messages and help texts: on an index, `segmentlog[server]` is missing, or a stranger's."""
     folders = ("segmentlog", "pyspark_segmentlog", "bench", "docs", "tools")
     files = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "index.md", ROOT / "Makefile"]
     endings = (".py", ".md", ".html")

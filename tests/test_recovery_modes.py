@@ -1,4 +1,4 @@
-"""What `segmentlog.open` makes of damage, of disks that cannot be written to, and of other machines."""
+"""The recovery modes of `segmentlog.open`: with damage, with disks that refuse writes, and with other machines."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FIRST = "00000000000000000000.log"
 
 
 class OtherBoot(FileSystem):
-    """The machine was started anew."""
+    """A file system of a machine that was restarted."""
 
     def boot_id(self) -> str:
         return "another boot"
@@ -31,7 +31,7 @@ class OtherBoot(FileSystem):
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A store whose partition t/0 has three segments of two batches each."""
+    """Return a store whose partition t/0 has three segments of two batches each."""
     with segmentlog.open(tmp_path / "store") as store:
         log = store.create_topic("t", segment_records=20).partition(0)
         for number in range(6):
@@ -65,7 +65,7 @@ def _values(store: LogStore) -> list[bytes | None]:
 
 
 def test_a_sound_log_opens_alike_in_every_mode(folder: Path) -> None:
-    """No mode finds anything in a log without damage, new topics included."""
+    """In every mode, a log without damage opens, new topics included, and the recovery changes nothing."""
     for mode in ("strict", "tail", "salvage"):
         with segmentlog.open(folder, recovery=mode) as store:
             assert len(_values(store)) == 60
@@ -84,7 +84,7 @@ def test_strict_refuses_damage_and_changes_nothing(folder: Path) -> None:
 
 
 def test_strict_refuses_a_torn_tail_which_tail_cuts_off(folder: Path) -> None:
-    """After a power cut: strict leaves all as it is, tail goes on without the half batch and says so."""
+    """After a power cut, strict leaves the files as they are, and tail removes the half batch with a warning."""
     path = _tear(folder)
     before = tree_bytes(folder)
     store = LogStore(folder, recovery="strict", fs=OtherBoot(), background=False)
@@ -111,7 +111,7 @@ def test_tail_raises_where_damage_is_read(folder: Path) -> None:
 
 
 def test_salvage_steps_over_damage_and_tells(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Everything else is read, by partitions and consumers; what was stepped over is told once."""
+    """Partitions and consumers read everything else; one warning reports the skipped range."""
     _damage(folder)
     with segmentlog.open(folder, recovery="salvage") as store:
         with caplog.at_level(logging.WARNING, "segmentlog"):
@@ -130,7 +130,7 @@ def test_an_unknown_mode_is_refused(folder: Path) -> None:
 
 
 def test_a_store_of_a_newer_format_is_refused(folder: Path) -> None:
-    """With the version it has, and nothing is changed."""
+    """The error has the version, and nothing is changed."""
     path = folder / "store.json"
     path.write_text(path.read_text().replace('"format": 2', '"format": 3'))
     before = tree_bytes(folder)
@@ -144,7 +144,7 @@ def test_a_store_of_a_newer_format_is_refused(folder: Path) -> None:
 
 @pytest.fixture
 def read_only_mount(folder: Path, tmp_path: Path) -> Iterator[Path]:
-    """The store on a file system that is mounted read-only; needs root."""
+    """Yield the store on a file system that is mounted read-only; needs root."""
     if os.geteuid() != 0:
         pytest.skip("mounting needs root")
     mount = tmp_path / "mounted"
@@ -161,7 +161,7 @@ def read_only_mount(folder: Path, tmp_path: Path) -> Iterator[Path]:
 def test_a_store_on_a_read_only_file_system_opens_read_only(
     read_only_mount: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Without being asked to, with a warning; reading works, and appending says why it does not."""
+    """It happens automatically, with a warning; reading works, and appends raise the reason."""
     with caplog.at_level(logging.WARNING, "segmentlog"), segmentlog.open(read_only_mount) as store:
         assert store.read_only
         assert len(_values(store)) == 60
@@ -183,7 +183,7 @@ class NetworkDisk(FileSystem):
 def test_another_machine_that_writes_is_warned_about(
     folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each machine leaves its name, and takes it away when it closes; whoever finds another one is warned."""
+    """A machine writes its name into the store until it closes it; a machine that finds another name warns."""
     monkeypatch.setattr("platform.node", lambda: "alpha")
     first = LogStore(folder, fs=NetworkDisk(), background=False)
     assert any("network file system (nfs4)" in line for line in caplog.messages)
@@ -201,7 +201,7 @@ def test_another_machine_that_writes_is_warned_about(
 
 
 def test_the_kind_of_a_mount_is_that_of_the_innermost(tmp_path: Path) -> None:
-    """/proc is told from the disk above it."""
+    """A path below /proc has the kind of that mount, and not of the disk above it."""
     assert FileSystem().kind_of_mount("/proc/self") == "proc"
     assert FileSystem().kind_of_mount(str(tmp_path)) not in ("", "proc")
 
@@ -218,7 +218,7 @@ def test_the_kind_of_a_mount_whose_number_nobody_lists(tmp_path: Path, monkeypat
 
 
 def test_nobody_can_tell_the_kind_of_a_mount_without_proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other systems than Linux have no such list: the kind is empty, and the store is taken for local."""
+    """Other systems than Linux have no such list: the kind is empty, and the store counts as local."""
 
     def missing(path: str) -> bytes:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)

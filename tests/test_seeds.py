@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 
 @pytest.fixture(autouse=True)
 def asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is, unless a test says so; the fresh seed is 5000."""
+    """Unset SEGMENTLOG_SEED, and make the fresh seed 5000."""
     monkeypatch.delenv("SEGMENTLOG_SEED", raising=False)
     monkeypatch.setenv("SEGMENTLOG_FRESH_SEED", "5000")
     monkeypatch.setitem(seeds.FOUND, "test", (12, 7))  # type: ignore[misc]
@@ -39,7 +39,7 @@ def test_every_run_has_old_seeds_and_a_new_one(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_seed_that_is_asked_for_is_the_only_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What failed is run again, and nothing else."""
+    """SEGMENTLOG_SEED repeats the failed run, and no other."""
     monkeypatch.setenv("SEGMENTLOG_SEED", "42")
     assert seeds.every_seed("test") == [42]
     assert seeds.fresh_seed() == 42
@@ -67,7 +67,7 @@ def test_examples(number):
 
 @pytest.mark.long
 def test_a_failure_names_its_seed(tmp_path: Path) -> None:
-    """In CI and with many processes, too; Hypothesis tries other examples in every run, and the same ones with it."""
+    """This also holds in CI and with many processes; Hypothesis gets the fresh seed, so its examples vary."""
 
     def run(*options: str, **environment: str) -> str:
         (tmp_path / "test_failing.py").write_text(FAILING)

@@ -1,9 +1,10 @@
 """Dictionaries and sets that threads share are copied before they are iterated.
 
-`list(self._open.items())` is no snapshot. It makes a tuple an item, which may start the garbage collector (up to Python
-3.11), and with it the finalizer of an object that has nothing to do with it. A finalizer that closes a file releases
-the GIL, another thread inserts, and the call raises "dictionary changed size during iteration". `copy` makes no object
-an item. A weak set is iterated in Python, by its own `copy` too: `members_of` looks again.
+`list(self._open.items())` is not a snapshot. It creates a tuple for each item, which may start the garbage collector
+(up to Python 3.11), and the collector may run the finalizer of an unrelated object. If that finalizer closes a file, it
+releases the GIL. Another thread may then insert, and the call raises "dictionary changed size during iteration".
+
+`copy` creates no object for an item. A weak set is iterated in Python, also by its own `copy`, so `members_of` retries.
 
 The rule has no list of exceptions. An iteration is right inside of `with` a lock, in a function whose name ends in
 `_locked`, and over a copy.
@@ -42,7 +43,7 @@ LOCK_WORDS: Final = ("lock", "mutex", "condition", "changed", "held", "ended", "
 
 @cache
 def nodes_of(tree: ast.AST) -> tuple[ast.AST, ...]:
-    """All nodes of a module or a class."""
+    """Return all nodes of a module or a class."""
     return tuple(ast.walk(tree))
 
 
@@ -67,7 +68,7 @@ class Binding:
 
 @cache
 def bindings_of(tree: ast.AST) -> tuple[Binding, ...]:
-    """What a module or a class binds."""
+    """Return the names that a module or a class binds, with annotations and values."""
     found = []
     for node in nodes_of(tree):
         if isinstance(node, ast.AnnAssign):
@@ -121,7 +122,7 @@ class Names:
         self.hashed = {one.name for one in bound if one.is_own and one.is_hashed and one.name in self.changed}
         """Attributes that are one in some class: their views are certainly."""
         self.known = self.hashed.difference(*map(other_names, trees))
-        """Those that are one in each class."""
+        """Names that are a dictionary or a set in each class."""
 
 
 class Iterations(ast.NodeVisitor):
@@ -137,9 +138,9 @@ class Iterations(ast.NodeVisitor):
         is_class = isinstance(node, ast.ClassDef)
         self._own, self._shared = own if is_class else set(), own if is_class and has_lock else set()
         self.variables: set[str] = set()
-        """Of the module: dictionaries and sets."""
+        """Dictionaries and sets of the module."""
         self.weak: set[str] = set()
-        """Of the module: weak sets, variables or attributes."""
+        """Weak sets of the module, variables or attributes."""
         self.found: dict[int, str] = {}
         self._locks = 0
 
@@ -156,7 +157,7 @@ class Iterations(ast.NodeVisitor):
     visit_AsyncFunctionDef = visit_FunctionDef
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
-        """Another class has other attributes."""
+        """Skip the class: it has other attributes."""
 
     def visit_Call(self, node: ast.Call) -> None:
         reader = node.func.id if isinstance(node.func, ast.Name) else ""
@@ -290,7 +291,7 @@ class Shared:
     ],
 )
 def test_the_rule(body: str, is_right: bool) -> None:
-    """Each kind of iteration, where a lock is held, and where none is."""
+    """Each kind of iteration is checked, with and without a lock."""
     assert (not uncopied({"module.py": _MODULE.format(name="look", body=body)})) == is_right
     assert not uncopied({"module.py": _MODULE.format(name="look_locked", body=body)})
 
@@ -312,7 +313,7 @@ class Garbage:
 
 @contextmanager
 def collecting(act: Callable[[], None]) -> Iterator[None]:
-    """The collector runs as often as it can, which is when an object is made, and a finalizer ``act``s."""
+    """Run the collector at each creation of an object, and call ``act`` in a finalizer."""
     before = gc.get_threshold()
     gc.collect()
     gc.freeze()  # or it would go through all that is there already, each time
@@ -349,7 +350,10 @@ def test_the_collector_runs_in_between() -> None:
 
 @pytest.mark.parametrize("name", ["recovery_reports", "opened_partitions", "close_moved_partitions", "health"])
 def test_partitions_are_opened_while_those_are_listed_that_are_open(tmp_path: Path, name: str) -> None:
-    """By another thread, in the middle of it: here by a finalizer. What is open already is seen."""
+    """Another thread, simulated by a finalizer, opens partitions during the listing.
+
+    The listing shows the partitions that were open before.
+    """
     store = opened(LogStore(tmp_path / "store", background=False, fs=NoSyncFileSystem()))
     for log in store.create_topic("t", 20).partitions():
         log.append([b"a"])

@@ -29,7 +29,7 @@ from segmentlog.errors import (
 from segmentlog.store import LogStore
 
 HEAVY = {"asyncio", "ssl", "subprocess", "multiprocessing", "starlette", "obstore", "pyspark", "click", "rich"}
-"""What some of it needs."""
+"""Modules that only a part of the package needs."""
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ def test_what_exists_is_not_overwritten(store: LogStore) -> None:
     ids=str,
 )  # fmt: skip
 def test_a_wrong_configuration_changes_nothing(store: LogStore, options: dict[str, Any]) -> None:
-    """`InvalidConfig` names the key; neither creating nor altering leaves anything behind."""
+    """`InvalidConfig` names the key; creating and altering a topic leave the files unchanged."""
     store.create_topic("t", partitions=2)
     before = tree_bytes(Path(store.path))
     calls: list[Callable[..., object]] = [lambda **given: store.create_topic("u", **given)]
@@ -158,7 +158,7 @@ def test_what_does_not_exist_is_unknown(store: LogStore) -> None:
 
 @pytest.mark.parametrize("killed", [False, True], ids=["closed", "killed"])
 def test_a_read_only_store_writes_nothing(tmp_path: Path, killed: bool) -> None:
-    """Not a byte and not a file: whatever is read of it, and however it was left."""
+    """A read-only store changes no byte and no file, for any read, and also after a kill."""
     store = opened(segmentlog.open(tmp_path / "store", background=False))
     partition = store.create_topic("t", segment_bytes=300, index_interval_bytes=1, fsync="never").partition(0)
     sent: list[bytes | None] = [b"%d" % number for number in range(20)]
@@ -237,7 +237,7 @@ def test_an_alter_is_seen_by_appends_that_follow(tmp_path: Path) -> None:
 
 
 def test_a_topic_deleted_while_open_is_unknown(tmp_path: Path) -> None:
-    """Whoever had it open, in whatever process, gets `UnknownTopic`; a new one of that name starts empty."""
+    """A process that had the topic open gets `UnknownTopic`; a new topic of that name starts empty."""
     one = opened(segmentlog.open(tmp_path / "store", background=False))
     two = opened(segmentlog.open(tmp_path / "store", background=False))
     one.create_topic("t").partition(0).append([b"old"])
@@ -288,7 +288,7 @@ def test_a_store_of_another_version_is_not_touched(tmp_path: Path, text: str) ->
 
 
 def test_a_topic_of_another_version_is_not_touched(tmp_path: Path) -> None:
-    """The same for one topic, and the others work."""
+    """A topic of another format version raises an error and stays unchanged, and other topics work."""
     with segmentlog.open(tmp_path / "store", background=False) as store:
         store.create_topic("new")
         store.create_topic("old").partition(0).append([b"a"])
@@ -328,7 +328,7 @@ def test_a_closed_store_says_so(store: LogStore) -> None:
 
 
 def test_the_background_flush_keeps_the_policys_promise(tmp_path: Path) -> None:
-    """Under ``fsync=20ms`` what was appended becomes durable without anybody asking for it."""
+    """Under ``fsync=20ms``, appended records become durable in the background."""
     with segmentlog.open(tmp_path / "store") as store:
         partition = store.create_topic("t", fsync="20ms").partition(0)
         partition.append([b"a"])
@@ -342,7 +342,7 @@ def test_the_background_flush_keeps_the_policys_promise(tmp_path: Path) -> None:
 
 
 def test_a_topic_that_exists_is_kept_where_that_is_wanted(store: LogStore) -> None:
-    """With ``exist_ok`` it is returned with its records and its configuration; another partition count is refused."""
+    """With ``exist_ok`` it is returned with its records and configuration; another partition count is refused."""
     topic = store.create_topic("t", partitions=2, fsync="never", exist_ok=True)
     topic.partition(1).append([b"kept"])
     for partitions in (None, 2):
@@ -360,7 +360,7 @@ def test_a_topic_that_exists_is_kept_where_that_is_wanted(store: LogStore) -> No
 
 
 def test_threads_that_ensure_one_topic_all_get_it(tmp_path: Path) -> None:
-    """Of many that create the same topic at once with ``exist_ok`` none fails."""
+    """Many threads create the same topic at once with ``exist_ok``: all succeed."""
     stores = [opened(segmentlog.open(tmp_path / "store", background=False)) for _ in range(2)]
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda at: stores[at % 2].create_topic("t", 2, exist_ok=True).id, range(8)))
@@ -368,7 +368,7 @@ def test_threads_that_ensure_one_topic_all_get_it(tmp_path: Path) -> None:
 
 
 def test_threads_that_create_one_topic_agree(tmp_path: Path) -> None:
-    """Of many that create the same topic at once, in two stores, one succeeds and the others get `TopicExists`."""
+    """Many threads create the same topic at once, in two stores: one succeeds and the others get `TopicExists`."""
     stores = [opened(segmentlog.open(tmp_path / "store", background=False)) for _ in range(2)]
     outcomes: list[str] = []
 
@@ -417,7 +417,7 @@ def test_hundreds_of_partitions_under_a_small_descriptor_limit(tmp_path: Path) -
 
 
 def test_nothing_is_loaded_that_threads_have_no_use_for(tmp_path: Path) -> None:
-    """A program that appends, sends and reads pays neither for asyncio nor for doors, and for no other clients."""
+    """A program that appends, sends and reads does not load asyncio, servers or other clients."""
     code = (
         "import sys, segmentlog\n"
         f"with segmentlog.open({str(tmp_path / 'store')!r}) as store:\n"

@@ -28,7 +28,7 @@ AT_MS = 1_785_499_200_123
 
 
 def test_datetimes_are_timestamps(tmp_path: Path) -> None:
-    """In a record, a list, an array; in any zone, and to the millisecond up to the last year that there is."""
+    """Records, lists and arrays may have them, in any zone, to the millisecond, up to the last year that exists."""
     with segmentlog.open(tmp_path / "store", background=False) as store:
         log = store.create_topic("t", retention_ms=-1).partition(0)
         with store.producer() as producer:
@@ -51,7 +51,7 @@ def test_datetimes_are_timestamps(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_what_is_no_time_is_refused(tmp_path: Path, wrong: object) -> None:
-    """Before the year 1, after 64 bits of microseconds, the millisecond that stands for none, and what is no time."""
+    """Years before 1, more than 64 bits of microseconds, the "no timestamp" value, and other types are refused."""
     with segmentlog.open(tmp_path / "store", background=False) as store:
         log = store.create_topic("t").partition(0)
         with pytest.raises(InvalidRecord, match="timestamps"):
@@ -120,7 +120,7 @@ def test_a_topic_may_limit_how_far_timestamps_are_from_the_clock(tmp_path: Path,
 
 
 def test_timedeltas_are_durations() -> None:
-    """In every key of a topic that is a time."""
+    """Every key of a topic that is a time accepts them."""
     config = TopicConfig.from_mapping({"retention_ms": timedelta(days=7), "fsync": timedelta(seconds=0.25)})
     assert (config.retention_ms, config.fsync) == (7 * 86_400_000, FsyncPolicy("ms", 250))
     assert parse_duration_ms(timedelta(milliseconds=5)) == 5
@@ -128,7 +128,7 @@ def test_timedeltas_are_durations() -> None:
 
 @pytest.mark.parametrize("wrong", [timedelta(microseconds=1), timedelta(days=-1), 1.5, [], b"7d"])
 def test_other_durations_are_refused(wrong: object) -> None:
-    """Parts of a millisecond, the past, and what is no duration."""
+    """Parts of a millisecond, negative durations and other types raise `InvalidConfig`."""
     for key in ("retention_ms", "fsync"):
         with pytest.raises(InvalidConfig):
             TopicConfig.from_mapping({key: wrong})
@@ -174,7 +174,7 @@ def test_a_start_within_a_millisecond_finds_the_record_of_that_moment(tmp_path: 
 
 
 class _NaT(datetime):
-    """As pandas' NaT: a datetime that equals nothing, and has no zone."""
+    """A datetime that equals no other one and has no zone, like pandas' NaT."""
 
     def __eq__(self, other: object) -> bool:
         return False
@@ -189,7 +189,7 @@ class _NaT(datetime):
     "wrong", [math.nan, math.inf, 1.5, _NaT(2026, 1, 1), np.datetime64("NaT"), None, True], ids=str
 )
 def test_what_is_no_time_is_refused_by_name(tmp_path: Path, wrong: Any) -> None:
-    """By every call that takes one, with an exception of the library that names the argument."""
+    """Every call that takes one raises an error of the library with the argument's name."""
     with segmentlog.open(tmp_path / "store", background=False) as store:
         log = store.create_topic("t").partition(0)
         log.append([b"0"])
@@ -220,7 +220,7 @@ def test_what_is_no_time_is_refused_by_name(tmp_path: Path, wrong: Any) -> None:
     ],
 )
 def test_places_before_1970(text: str) -> None:
-    """``--from 0001-01-01`` is a time, and not a place that nobody understands."""
+    """``--from 0001-01-01`` is a time, not an invalid position."""
     kind, number = parse_start_position(text, AT_MS)
     assert kind == "time"
     assert -(2**63) <= number <= -60_000
@@ -228,7 +228,7 @@ def test_places_before_1970(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["9999-12-31T23:59:59.999999", "9999-12-31T23:59:59-23:59"])
 def test_places_in_the_far_future(text: str) -> None:
-    """Likewise at the other end of the calendar."""
+    """Dates at the other end of the calendar are times, too."""
     kind, number = parse_start_position(text, AT_MS)
     assert kind == "time"
     assert number >= milliseconds_of(datetime(9999, 12, 30, tzinfo=UTC))
@@ -238,7 +238,7 @@ def test_places_in_the_far_future(text: str) -> None:
     "text", ["2026-13-01", "nan", "inf", "1e400", "@nan", "@--5", "-nan", "10000-01-01", "@1.5", "-infd"]
 )
 def test_texts_that_are_no_place(text: str) -> None:
-    """They are refused with the places that there are."""
+    """The error lists the valid positions."""
     with pytest.raises(ValueError, match=r"is not an offset or a time. Give earliest"):
         parse_start_position(text, AT_MS)
 
@@ -250,7 +250,7 @@ MOON_MS = -14_182_940_000
 
 
 def test_records_of_before_1970(tmp_path: Path) -> None:
-    """They keep their timestamps in order and through an index; -1 is a record's that has none, and is before all."""
+    """They keep their timestamps in order and through an index; -1 means "none", and sorts before all."""
     stamps = [-62_135_596_800_000, MOON_MS, -2, -1, 0, 1, MOON_MS + 1]
     with segmentlog.open(tmp_path / "store", background=False) as store:
         log = store.create_topic("t", retention_ms=-1, segment_records=2, index_interval_bytes=1).partition(0)
@@ -274,7 +274,7 @@ def test_records_of_before_1970(tmp_path: Path) -> None:
 
 
 def test_the_widest_batch_there_can_be(tmp_path: Path) -> None:
-    """From the earliest timestamp to the latest."""
+    """The batch has the earliest and the latest timestamp."""
     stamps = [EARLIEST_MS, LATEST_MS, -5, 2**52]
     with segmentlog.open(tmp_path / "store", background=False) as store:
         log = store.create_topic("t", retention_ms=-1).partition(0)
@@ -283,7 +283,10 @@ def test_the_widest_batch_there_can_be(tmp_path: Path) -> None:
 
 
 def test_retention_counts_from_the_write_of_segments_of_before_1970(tmp_path: Path) -> None:
-    """As Kafka, which takes a negative timestamp for none here: old records are not deleted as soon as they come."""
+    """Old records are not deleted as soon as they come.
+
+    In Kafka, too, a negative timestamp means none for retention.
+    """
     clock = FakeClock()
     with LogStore(tmp_path / "store", background=False, clock=clock) as store:
         log = store.create_topic("t", retention_ms=60_000, segment_records=1).partition(0)
@@ -298,7 +301,10 @@ def test_retention_counts_from_the_write_of_segments_of_before_1970(tmp_path: Pa
 
 
 def test_compaction_of_records_of_before_1970(tmp_path: Path) -> None:
-    """The last record of each key stays, with its timestamp; `record.ttl.ms` counts from it, but not from none."""
+    """The last record of each key stays, with its timestamp.
+
+    `record.ttl.ms` counts from a timestamp, if there is one.
+    """
     with segmentlog.open(tmp_path / "store", background=False) as store:
         log = store.create_topic("t", cleanup_policy="compact", segment_records=4).partition(0)
         log.append([b"a1", b"b1", b"n1", b"a2"], [b"a", b"b", b"n", b"a"], [MOON_MS, MOON_MS - 1, -1, MOON_MS + 2])

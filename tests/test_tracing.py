@@ -1,4 +1,4 @@
-"""Traces go on through a topic: what producers put into headers, and what consumers make of it."""
+"""Traces continue through a topic: producers write headers, and consumers read them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _header_of(span: Any) -> bytes:
 
 
 def test_records_carry_the_span_they_are_sent_in(store: LogStore, exported: InMemorySpanExporter) -> None:
-    """One by one and as lists, behind their own headers; those sent outside of a span carry none."""
+    """Records sent within a span carry it after their own headers, sent one by one or as lists; others carry none."""
     with store.producer() as producer:
         producer.send("t", b"before")
         with trace.get_tracer("test").start_as_current_span("work") as span:
@@ -75,7 +75,7 @@ def test_records_carry_the_span_they_are_sent_in(store: LogStore, exported: InMe
 
 
 def test_state_and_sampling_go_along(store: LogStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A span that is not sampled says so, and has its trace go on; a tracestate is a header, too."""
+    """An unsampled span is marked as such and its trace continues; a tracestate is a header, too."""
     provider = TracerProvider(sampler=ALWAYS_OFF, shutdown_on_exit=False)
     monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
     with store.producer() as producer, provider.get_tracer("test").start_as_current_span("work") as span:
@@ -96,7 +96,7 @@ def test_state_and_sampling_go_along(store: LogStore, monkeypatch: pytest.Monkey
 
 
 def test_a_consumer_goes_on_with_the_trace(store: LogStore, exported: InMemorySpanExporter) -> None:
-    """By a span that is a child of the sender's, or linked to it; of several records one with links."""
+    """The consumer's span is a child of the sender's, or linked to it; a span of several records has links."""
     tracer = trace.get_tracer("test")
     with store.producer() as producer:
         for number in range(2):
@@ -136,7 +136,7 @@ def test_a_consumer_goes_on_with_the_trace(store: LogStore, exported: InMemorySp
 
 
 def test_sends_can_be_spans(store: LogStore, exported: InMemorySpanExporter) -> None:
-    """With ``tracing="spans"``: records carry these, and a failure is recorded."""
+    """With ``tracing="spans"``, records carry these spans, and a failure is recorded."""
     with store.producer(tracing="spans") as producer:
         producer.send("t", b"a")
         producer.send_many("t", [b"b", b"c"])
@@ -153,7 +153,7 @@ def test_sends_can_be_spans(store: LogStore, exported: InMemorySpanExporter) -> 
 
 
 def test_asyncio(store: LogStore, exported: InMemorySpanExporter) -> None:
-    """Each task's span is that of what it sends, of lists, too, which threads send."""
+    """Each task's span is that of its records, also of lists, which threads send."""
 
     async def send(producer: Any, name: str) -> bytes:
         with trace.get_tracer("test").start_as_current_span(name) as span:
@@ -215,7 +215,7 @@ assert not any(name.startswith("opentelemetry") for name in sys.modules)
 
 
 def test_without_the_package(tmp_path: Path) -> None:
-    """Nothing of it is loaded, and who asks for it is told what to install."""
+    """Without OpenTelemetry the package loads, and an error says how to install it."""
     done = subprocess.run(
         [sys.executable, "-c", _WITHOUT, str(tmp_path / "s")], capture_output=True, text=True, check=True
     )

@@ -43,14 +43,14 @@ each_layout = pytest.mark.parametrize("kind", ONE_OF_EACH)
 
 @pytest.fixture
 def store(tmp_path: Path) -> LogStore:
-    """With topic t, empty."""
+    """Return a store with an empty topic t."""
     made = opened(LogStore(tmp_path / "store", background=False, fs=NoSyncFileSystem()))
     made.create_topic("t")
     return made
 
 
 def check(error: UnreadableBatch, log: Partition) -> None:
-    """It names the batch of offsets [1, 4), why it cannot be read, and what to do."""
+    """Check that the error names the offsets [1, 4) of the batch, the reason, and the remedy."""
     assert (error.offset, error.next_offset, error.record_count) == (1, 1 + COUNT, COUNT)
     if error.path:
         assert Path(error.path).parent == Path(log.folder)
@@ -89,7 +89,7 @@ def test_reading_raises_an_error_of_its_own(tmp_path: Path, kind: str) -> None:
 @every_kind
 @pytest.mark.parametrize("start", [0, 1, 2, 3])
 def test_a_reader_that_skips_damage_skips_it(tmp_path: Path, kind: str, start: int) -> None:
-    """From before the batch, from its first offset and from its middle: `on_skip` gets the offsets that were wanted."""
+    """Starting before the batch, at its first offset or in its middle, `on_skip` gets the wanted offsets."""
     log = open_log(tmp_path)
     append_around(log, kind)
     skipped: list[Any] = []
@@ -123,7 +123,7 @@ def test_a_reader_that_skips_damage_begins_anywhere(tmp_path: Path, append: Any,
 
 
 def test_a_salvaged_log_skips_it(store: LogStore) -> None:
-    """And says so in `damage`, once."""
+    """`damage` has it, once."""
     append_around(store.open_partition("t", 0))
     store.close()
     with segmentlog.open(store.path, recovery="salvage", background=False) as again:
@@ -165,7 +165,7 @@ def test_what_was_aborted_need_not_be_readable(tmp_path: Path, kind: str) -> Non
 
 @each_layout
 def test_time_look_ups(tmp_path: Path, kind: str) -> None:
-    """One that has to look into the batch raises; one that its header answers does not."""
+    """A lookup that must decode the batch raises; one that its header answers does not."""
     log = open_log(tmp_path)
     append_around(log, kind)
     assert log.offset_for_timestamp(NOW_MS - 1000) == 0
@@ -182,7 +182,7 @@ def test_time_look_ups(tmp_path: Path, kind: str) -> None:
 
 @each_layout
 def test_a_consumer_hands_out_what_comes_before_it(store: LogStore, kind: str) -> None:
-    """Then it raises, again and again, until it is moved to the offset that the error names."""
+    """The consumer returns them, and then raises at each call until it is moved to the offset in the error."""
     log = store.open_partition("t", 0)
     append_around(log, kind)
     with store.consumer("t") as consumer:
@@ -238,7 +238,7 @@ def test_a_consumer_that_skips_damage(store: LogStore, kind: str, options: dict[
 
 
 def test_a_member_of_a_group_that_skips_it_commits_behind_it(store: LogStore) -> None:
-    """Also where it is the last thing in the log: the next member does not meet it again."""
+    """This also holds if it is the last batch of the log: the next member does not get it again."""
     log = store.open_partition("t", 0)
     log.append([b"before"])
     append_unreadable(log)
@@ -252,7 +252,7 @@ def test_a_member_of_a_group_that_skips_it_commits_behind_it(store: LogStore) ->
 
 @each_layout
 def test_an_asynchronous_consumer_hands_out_what_comes_before_it(store: LogStore, kind: str) -> None:
-    """What was fetched together with the batch is not lost: it comes first, then the error, then what follows."""
+    """The consumer returns the records fetched before the batch, then raises the error, then returns the rest."""
     log = store.open_partition("t", 0)
     append_around(log, kind)
 
@@ -294,7 +294,7 @@ def test_an_asynchronous_consumer_hands_out_what_comes_before_it(store: LogStore
 
 
 def test_a_table_raises(store: LogStore) -> None:
-    """It would miss what the batch says of its keys; the table of what is stored before the batch works."""
+    """The table would lack the batch's keys; a table of the records before the batch works."""
     log = store.open_partition("t", 0)
     log.append([b"before"], keys=[b"a"])
     table = store.table("t")
@@ -424,7 +424,7 @@ def test_damage_and_an_unreadable_batch(store: LogStore) -> None:
 
 @each_layout
 def test_http(store: LogStore, kind: str) -> None:
-    """REST names it without the store's place, and goes on where it is asked to; the console shows the rest."""
+    """REST names the batch without its path, and continues at a requested offset; the console shows the rest."""
     append_around(store.open_partition("t", 0), kind)
     body = {"content-type": "application/vnd.kafka.v2+json"}
     accept = {"accept": "application/vnd.kafka.binary.v2+json"}
@@ -454,7 +454,7 @@ def test_http(store: LogStore, kind: str) -> None:
 
 @pytest.fixture
 def client(store: LogStore) -> Iterator[WireClient]:
-    """Of a server of the store."""
+    """Yield a client of a server of the store."""
     with Server(
         store, host="127.0.0.1", port=0, advertise=None, settings=ServerSettings(), security=Security(),
         owns_store=False,
@@ -487,7 +487,7 @@ def test_kafkas_clients(store: LogStore, client: WireClient) -> None:
 def test_a_fetch_has_what_comes_before_damage(
     store: LogStore, client: WireClient, append: Callable[[Partition, list[bytes]], int]
 ) -> None:
-    """In whatever layout: the batches before it, and the error once the client asks for the damaged one."""
+    """For any layout, a fetch has the batches before it; a fetch at the damaged batch gets the error."""
     log = store.open_partition("t", 0)
     for value in (b"first", b"second", b"third"):
         append(log, [value])
@@ -500,7 +500,7 @@ def test_a_fetch_has_what_comes_before_damage(
 
 
 def test_a_stream_ends_with_it(store: LogStore) -> None:
-    """After the records before it; the last event has the message."""
+    """The records before it come first; the last event has the message."""
     append_around(store.open_partition("t", 0))
     with Client(HttpContext(store)) as client:
         text = client.get("/topics/t/stream?from=earliest").text
@@ -508,7 +508,7 @@ def test_a_stream_ends_with_it(store: LogStore) -> None:
 
 
 def test_the_error_stands_for_itself() -> None:
-    """Without a file, too."""
+    """This also holds without a file."""
     error = UnreadableBatch("", 0, "why", 7, 9, 2)
     assert str(error).startswith("a batch (offsets [7, 9), 2 records) cannot be read: why. ")
     assert isinstance(error, SegmentlogError)
@@ -516,7 +516,7 @@ def test_the_error_stands_for_itself() -> None:
 
 @pytest.mark.parametrize("spoil", ["unreadable", "damaged"])
 def test_a_page_of_records_ends_before_it(store: LogStore, spoil: str) -> None:
-    """Pages and lines have the records before the fault; the request that begins at it gets the reason."""
+    """A page of records ends before the batch, and the request that begins at the batch gets the reason."""
     log = store.open_partition("t", 0)
     log.append([b"before"])
     log.append([b"spoilt"]) if spoil == "damaged" else append_unreadable(log)

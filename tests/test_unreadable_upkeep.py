@@ -1,4 +1,4 @@
-"""A batch whose checksum is right and whose records do not decode: what works on a log in the background goes on."""
+"""A batch whose checksum is right and whose records do not decode: background work on its log continues."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_compaction_keeps_it_and_cleans_the_rest(tmp_path: Path, kind: str, appe
 
 
 def _values_alone(whole: bytes) -> bytes:
-    """The values announce one item less; keys, headers and timestamps are right."""
+    """Return the batch with one value less than announced; keys, headers and timestamps are right."""
     at = whole.rindex(b"\x93")
     return forge(whole, payload=whole[96:at] + b"\x92" + whole[at + 1 :])
 
@@ -100,7 +100,7 @@ def _timestamps_alone(whole: bytes) -> bytes:
 def test_any_column_may_be_the_one_that_does_not_decode(
     tmp_path: Path, break_column: Callable[[bytes], bytes], is_dry: bool
 ) -> None:
-    """Also where keys decode and values do not: the pass begins again, and completes."""
+    """This also holds if keys decode and values do not: the pass begins again, and completes."""
     clock = FakeClock()
     log = open_log(tmp_path, clock=clock, **COMPACTED)
     log.append([b"old", b"other"], keys=[b"x", b"o"])
@@ -170,7 +170,7 @@ def test_the_cleaner_does_not_give_a_partition_up(tmp_path: Path) -> None:
 
 
 def test_a_group_sees_no_tombstone_go_before_it(tmp_path: Path) -> None:
-    """A tombstone after it stays, as the batch may hold what it deletes; one before it goes."""
+    """A tombstone after it stays, because the batch may hold the deleted record; a tombstone before it is deleted."""
     clock = FakeClock()
     log = open_log(tmp_path, clock=clock, **COMPACTED)
     log.append([None], keys=[b"early"])
@@ -188,7 +188,7 @@ def test_a_group_sees_no_tombstone_go_before_it(tmp_path: Path) -> None:
 
 @each_layout
 def test_retention_deletes_it_with_its_segment(tmp_path: Path, kind: str) -> None:
-    """By time, as its header says; by size; by a trim into its middle."""
+    """Time (from its header), size, and a trim into its middle delete it."""
     clock = FakeClock()
     log = open_log(tmp_path / "time", clock=clock, **{"retention.ms": 10_000})
     append_around(log, kind)
@@ -217,7 +217,10 @@ def test_retention_deletes_it_with_its_segment(tmp_path: Path, kind: str) -> Non
 @each_layout
 @pytest.mark.parametrize("offset", range(6))
 def test_truncation_anywhere(tmp_path: Path, kind: str, offset: int) -> None:
-    """At its borders it stays or goes; inside of it none of its records can be told apart, and all go."""
+    """At its borders, the batch is kept or removed.
+
+    An offset inside of it removes the whole batch: its records are unreadable.
+    """
     log = open_log(tmp_path)
     append_around(log, kind)
     log.truncate(offset)
@@ -232,7 +235,7 @@ def test_truncation_anywhere(tmp_path: Path, kind: str, offset: int) -> None:
 @each_layout
 @pytest.mark.parametrize("is_last", [False, True])
 def test_a_recovery_keeps_it(tmp_path: Path, kind: str, is_last: bool) -> None:
-    """It is no torn tail: its checksum is right. Its offsets are not given again."""
+    """It is not a torn tail, because its checksum is right. Its offsets are not assigned again."""
     log = open_log(tmp_path)
     if is_last:
         log.append([b"before"])

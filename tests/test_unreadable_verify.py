@@ -81,7 +81,7 @@ def test_verify_lists_it_apart(tmp_path: Path, capfd: pytest.CaptureFixture[str]
 
 
 def test_damage_outranks_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """A damaged batch beside it: both are listed, and the exit status is that of damage."""
+    """With a damaged batch in the same log, verify lists both, and the exit status is that of damage."""
     store = make(tmp_path / "store", "columns")
     flip(segment(store), 97)
     assert sorted(one.severity for one in findings(store)) == ["damage", "unreadable"]
@@ -91,7 +91,7 @@ def test_damage_outranks_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -
 
 @each_layout
 def test_every_flipped_byte_of_it_is_damage(tmp_path: Path, kind: str) -> None:
-    """Bytes that are not what was written are damage, whether or not they could be read before."""
+    """A flipped byte is damage, whether or not the batch was readable before."""
     store = make(tmp_path / "store", kind)
     (found,) = findings(store)
     for position in range(found.position, found.position + found.size_bytes):
@@ -103,7 +103,7 @@ def test_every_flipped_byte_of_it_is_damage(tmp_path: Path, kind: str) -> None:
 
 
 def test_it_is_found_elsewhere_too(tmp_path: Path) -> None:
-    """What another process found in a segment says it once it is unpacked."""
+    """A report on a segment names unreadable batches after it was sent between processes."""
     path = str(segment(make(tmp_path / "store", *KINDS)))
     found = inspect_segment(FileSystem(), path, 0, end_position=None, epoch=0, tally=Tally())
     assert len(found.unreadable) == len(KINDS)
@@ -115,7 +115,7 @@ def test_it_is_found_elsewhere_too(tmp_path: Path) -> None:
 
 @each_layout
 def test_repair_leaves_it(tmp_path: Path, capfd: pytest.CaptureFixture[str], kind: str) -> None:
-    """No byte changes; it names the batch and the option, and exits with 4."""
+    """No byte changes; the message has the batch and the option, and the exit status is 4."""
     store = make(tmp_path / "store", kind)
     before = tree_bytes(store)
     for options in (("--yes",), ("--dry-run",), ("--yes", "--json")):
@@ -127,7 +127,7 @@ def test_repair_leaves_it(tmp_path: Path, capfd: pytest.CaptureFixture[str], kin
 
 
 def test_repair_says_what_would_be_lost(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """With ``--dry-run``: offsets, the number of records that the header announces, the reason. Nothing changes."""
+    """``--dry-run`` prints the offsets, the announced number of records and the reason, and changes nothing."""
     store = make(tmp_path / "store", *ONE_OF_EACH)
     before = tree_bytes(store)
     assert command(store, "repair", "--drop-unreadable", "--dry-run") == 4
@@ -190,7 +190,7 @@ def test_repair_drops_it(
 @pytest.mark.parametrize("state", [_cleanly, _copied, _crashed])
 @each_layout
 def test_repair_drops_it_at_the_end_and_alone(tmp_path: Path, kind: str, state: Callable[[Path, Path], Path]) -> None:
-    """Also where nothing comes after it, and where it is all that there is."""
+    """This also holds for the last batch, and for the only one."""
     for name, first in (("end", [b"before"]), ("alone", [])):
         made = tmp_path / name
         with segmentlog.open(made, background=False) as opened:
@@ -228,7 +228,7 @@ def test_repair_beside_a_process_that_has_it_open(tmp_path: Path) -> None:
 def test_what_its_producer_is_known_for_stays(
     tmp_path: Path, state: Callable[[Path, Path], Path], committed: bool | None
 ) -> None:
-    """Its sequence goes on behind the batch that was dropped, and its transaction is what it was."""
+    """A producer's next sequence comes after the dropped batch, and the state of its transaction stays."""
     made = tmp_path / "store"
     transactional = committed is not None
     with segmentlog.open(made, background=False) as opened:
@@ -255,7 +255,7 @@ def test_what_its_producer_is_known_for_stays(
 
 
 def test_repair_of_damage_leaves_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """A damaged batch beside it is cut out as ever; with the option both are."""
+    """A repair cuts out a damaged batch and keeps an unreadable one; with the option, it cuts out both."""
     store = make(tmp_path / "store", "columns")
     flip(segment(store), 97)
     assert command(store, "repair", "--yes") == 4
@@ -285,7 +285,7 @@ def test_repair_of_both_at_once(tmp_path: Path) -> None:
 
 @each_layout
 def test_dump(tmp_path: Path, capfd: pytest.CaptureFixture[str], kind: str) -> None:
-    """Its header, that it is unreadable, and why; the records of the others; exit status 4."""
+    """The output has its header, that it is unreadable, the reason, and the other records; the exit status is 4."""
     store = make(tmp_path / "store", kind)
     file = str(segment(store))
     for options in ((), ("--records",)):
@@ -306,7 +306,7 @@ def test_dump(tmp_path: Path, capfd: pytest.CaptureFixture[str], kind: str) -> N
 
 
 def test_the_scrubber_finds_nothing(tmp_path: Path) -> None:
-    """It looks for what a disk does to bytes: these are what was written."""
+    """The scrubber looks for changed bytes, and these are unchanged."""
     store = make(tmp_path / "store", *KINDS, roll=True)
     scrubber = Scrubber(FileSystem(), lambda: [ScrubTarget("t", 0, str(store / "t" / "0"))], 1 << 40)
     for second in range(4):

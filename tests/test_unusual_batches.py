@@ -36,7 +36,7 @@ _NAMED = 1 << 3 | 1 << 2 | 1 << 4 | 1 << 1
 
 
 def with_every_field(raw: bytes) -> bytes:
-    """A gzip member whose header has extra data, a name, a comment and a checksum."""
+    """Return a gzip member whose header has extra data, a name, a comment and a checksum."""
     packer = zlib.compressobj(wbits=-zlib.MAX_WBITS)
     head = b"\x1f\x8b\x08" + bytes((_NAMED,)) + bytes(5) + b"\xff" + b"\x04\0abcd" + b"name\0" + b"comment\0"
     head += (zlib.crc32(head) & 0xFFFF).to_bytes(2, "little")
@@ -44,14 +44,14 @@ def with_every_field(raw: bytes) -> bytes:
 
 
 def in_parts(compress: Callable[[bytes], bytes], *cuts: int) -> Callable[[bytes], bytes]:
-    """Each part compressed by itself; a cut may be in the middle of a record."""
+    """Return a function that compresses each part by itself; a cut may be in the middle of a record."""
     return lambda raw: b"".join(
         compress(raw[start:end]) for start, end in zip((0, *cuts), (*cuts, len(raw)), strict=True)
     )
 
 
 def zstd_window(log: int) -> Callable[[bytes], bytes]:
-    """A Zstandard frame that says that its reader has to keep 2^log bytes, and not how many it holds."""
+    """Return a compressor to Zstandard frames that announce a window of 2^log bytes and no content size."""
 
     def compress(raw: bytes) -> bytes:
         parameters = zstandard.ZstdCompressionParameters.from_level(3, window_log=log)
@@ -102,14 +102,14 @@ table = pytest.mark.parametrize(("codec", "make"), UNUSUAL.values(), ids=UNUSUAL
 
 
 def unusual(codec: str, make: Callable[[bytes], bytes]) -> bytes:
-    """The records as a batch that is compressed like that."""
+    """Return the records as a batch that is compressed this way."""
     made = foreign(RECORDS)[:WIRE_HEADER_SIZE] + make(RAW)
     return forged(made, attributes=CODECS[codec], batch_length=len(made) - 12)
 
 
 @table
 def test_all_of_it_comes_back_and_no_more_than_the_bound(codec: str, make: Callable[[bytes], bytes]) -> None:
-    """Every byte, if the bound is what it takes; an error that says so if the bound is a byte less."""
+    """All bytes decompress if the bound is their size; if it is a byte less, the error says so."""
     made = memoryview(make(RAW))
     assert decompress_records(CODECS[codec], made, len(RAW)) == RAW + bytes(PADDING)
     with pytest.raises(ValueError, match="more than"):
@@ -118,7 +118,7 @@ def test_all_of_it_comes_back_and_no_more_than_the_bound(codec: str, make: Calla
 
 @table
 def test_the_library_reads_it(tmp_path: Path, codec: str, make: Callable[[bytes], bytes]) -> None:
-    """What the log's own check takes is stored as it came, and read record by record, also after it was opened anew."""
+    """A batch that passes the log's check is stored as it came, and read record by record, also after a restart."""
     data = unusual(codec, make)
     log = open_log(tmp_path)
     log.append_wire(data)
@@ -133,7 +133,7 @@ def test_the_library_reads_it(tmp_path: Path, codec: str, make: Callable[[bytes]
 
 @pytest.fixture
 def store(tmp_path: Path) -> LogStore:
-    """With topic t."""
+    """Return a store with an empty topic t."""
     made = opened(LogStore(tmp_path / "store", background=False, fs=NoSyncFileSystem()))
     made.create_topic("t")
     return made
@@ -141,7 +141,7 @@ def store(tmp_path: Path) -> LogStore:
 
 @pytest.fixture
 def server(store: LogStore) -> Iterator[Server]:
-    """Of it."""
+    """Yield a server of the store."""
     with Server(
         store, host="127.0.0.1", port=0, advertise=None, settings=ServerSettings(), security=Security(),
         owns_store=False,
@@ -150,7 +150,7 @@ def server(store: LogStore) -> Iterator[Server]:
 
 
 def test_the_server_takes_it_and_hands_it_on(store: LogStore, server: Server) -> None:
-    """Each of the table: acknowledged, fetched byte for byte, read by the library, and nothing for `verify` to find."""
+    """Each batch is acknowledged, fetched byte for byte, and read by the library; `verify` finds nothing."""
     batches = [unusual(*one) for one in UNUSUAL.values()]
     with WireClient(server.bootstrap_servers, timeout_s=60) as client:
         for name, batch in zip(UNUSUAL, batches, strict=True):
@@ -182,19 +182,19 @@ def test_the_server_takes_it_and_hands_it_on(store: LogStore, server: Server) ->
     ids=len,
 )
 def test_gzip_that_is_cut_short_or_followed_by_garbage(stored: bytes) -> None:
-    """Is refused: bytes that are neither a member nor zeros may be what is left of records."""
+    """Only members and zeros may follow a gzip member: other bytes may be the rest of records."""
     with pytest.raises(ValueError, match="gzip"):
         decompress_records(CODECS["gzip"], memoryview(stored), 1 << 20)
 
 
 def test_a_window_beyond_128_mib() -> None:
-    """Is refused, as it would take that much memory, whatever it holds."""
+    """It is refused because it would take that much memory, whatever it contains."""
     with pytest.raises(ValueError, match="zstd"):
         decompress_records(CODECS["zstd"], memoryview(zstd_window(28)(RAW)), 1 << 20)
 
 
 def test_members_without_end_take_time_and_memory_of_their_size() -> None:
-    """Of a million bytes of empty members, and of members that hold more together than the bound allows."""
+    """Many empty members, and members that exceed the bound together, take time and memory of their size."""
     tracemalloc.start()
     try:
         empty = gzip.compress(b"") * 50_000

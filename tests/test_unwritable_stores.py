@@ -1,4 +1,4 @@
-"""A store that the user may read and not write is read without further ado; writing names the path and the right."""
+"""A store that the user may read but not write can be read; a write raises an error with path and permission."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ with segmentlog.open(sys.argv[1], background=False) as store:
 
 
 def test_background_work_leaves_partitions_of_another_user_alone(store: Path) -> None:
-    """Nothing there is retained, compacted or finished, and nothing about it is reported; the rest is retained."""
+    """Background work skips such partitions silently, and retention continues in the others."""
     with segmentlog.open(store, background=False) as opened:
         for name in ("t", "u"):
             opened.alter_topic(name, retention_ms=1, segment_ms=1)
@@ -118,7 +118,7 @@ def test_background_work_leaves_partitions_of_another_user_alone(store: Path) ->
 
 
 def test_files_of_another_user_in_a_folder_of_ones_own(store: Path) -> None:
-    """Somebody ran a command as root once: what may not be written is named, and reading works."""
+    """After a command ran as root, an error names the file that cannot be written, and reading works."""
     with unwritable(store / "t" / "0" / "state"):
         done = run("-c", _READ, str(store), "t")
     lines = done.stdout.splitlines()
@@ -181,7 +181,7 @@ with segmentlog.open(sys.argv[1]) as store, HttpServer(store, "127.0.0.1", 0) as
 
 
 def test_the_http_interface_serves_it(store: Path) -> None:
-    """It answers as ever, after one warning."""
+    """It works as usual, after one warning."""
     with unwritable(store):
         done = run("-c", _CONSOLE, str(store))
     assert done.returncode == 0, done.stderr

@@ -60,7 +60,7 @@ class Place:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Place]:
-    """Where all trips begin and end."""
+    """Yield the store from which all round trips start, with its clients."""
     with LogStore(tmp_path / "store") as store, Client(HttpContext(store, HttpSettings(allow_writes=True))) as client:
         yield Place(tmp_path, store, client)
 
@@ -95,7 +95,7 @@ def by_json(place: Place, source: str, target: str) -> None:
 
 
 def by_v3(place: Place, source: str, target: str) -> None:
-    """Records at REST v3, with times as ISO 8601 has them."""
+    """Copy the records through REST v3, with times in ISO 8601."""
 
     def data(blob: bytes | None) -> Any:
         return None if blob is None else {"type": "BINARY", "data": b64encode(blob).decode()}
@@ -119,7 +119,7 @@ def by_v3(place: Place, source: str, target: str) -> None:
 
 
 def by_v2(place: Place, source: str, target: str) -> None:
-    """A consumer of REST v2, whose records are produced: keys and values."""
+    """Consume the records through REST v2, and produce their keys and values."""
     made = place.client.post(
         f"/consumers/{source}", json={"format": "binary", "auto.offset.reset": "earliest"}, headers={"content-type": V2}
     ).json()
@@ -146,7 +146,7 @@ WAYS: Final[dict[str, Callable[[Place, str, str], None]]] = {
 
 
 def fits(way: str, one: Sent) -> bool:
-    """Whether a way takes such a record: CSV is text, and calendars end with the year 9999."""
+    """Return whether a way can carry such a record: CSV is text, and calendars end with the year 9999."""
     if way == "v3":
         return one.timestamp < 253_402_300_800_000
     if way != "csv":
@@ -171,7 +171,7 @@ def check(place: Place, way: str, sent: Sequence[Sent]) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_every_kind_of_record(place: Place, way: str) -> None:
-    """Each key with each value, timestamp and list of headers, and a value of 10 MiB where it fits a text."""
+    """Each key comes with each value, timestamp and list of headers, and a value of 10 MiB where it fits a text."""
     large = LARGE._replace(value=b"ab" * (5 << 20)) if way == "csv" else LARGE
     check(place, way, [*all_kinds(), large])
 

@@ -1,4 +1,4 @@
-"""The wheel is whole: installed where there is no clone it does everything, the demonstration included."""
+"""The wheel is complete: without a clone, an installation runs everything, the demonstration included."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ pytestmark = [pytest.mark.long, pytest.mark.xdist_group("wheel")]
 
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the source distribution, and the wheel that was made of it."""
+    """Build the source distribution and the wheel, and return their folder."""
     folder = tmp_path_factory.mktemp("wheel")
     # Building writes beside the sources, and takes what an earlier one has left there: so it is done in a copy.
     without = shutil.ignore_patterns(".*", "__pycache__", "build", "*.so", "*.egg-info", "tests", "bench")
@@ -51,15 +51,15 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Calls a program of an environment that holds the wheel, in an empty folder."""
+    """Return a function that runs a program of an environment with the wheel, in an empty folder."""
     home = tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True)
     (wheel,) = dist.glob("*.whl")
     pip = [sys.executable, "-m", "pip", "--python", home / "bin" / "python", "--disable-pip-version-check"]
     subprocess.run([*pip, "install", "--quiet", "--no-index", "--no-deps", wheel], check=True)
     (site_packages,) = home.glob("lib/python*/site-packages")
-    # What it needs is borrowed from here. Such folders come last, and .pth files in them count for nothing:
-    # a segmentlog that is installed there, or is editable, is not seen.
+    # The environment borrows its dependencies from this one. Such folders come last, and .pth files in them are
+    # ignored. So a segmentlog that is installed there, also an editable one, is not found.
     borrowed = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
     (site_packages / "borrowed.pth").write_text("\n".join(borrowed))
     environment = {
@@ -103,7 +103,7 @@ def test_wheel_and_source_distribution_hold_every_file_of_the_packages(dist: Pat
 
 
 def test_every_module_is_imported_from_the_wheel(run: Run) -> None:
-    """All that the clone has, and none of them from there."""
+    """The wheel has all modules of the clone, and none is imported from the clone."""
     files = {Path(line) for line in run("python", "-c", _IMPORT_EVERYTHING, *PACKAGES).splitlines()}
     home = Path(run("python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
     wanted = {path.relative_to(ROOT) for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
@@ -121,5 +121,5 @@ def test_the_command_line_works(run: Run) -> None:
 
 
 def test_the_demonstration_runs(run: Run) -> None:
-    """Without its half on Spark, which takes a minute: what that needs of the wheel is imported above."""
+    """The half with Spark is left out, because it takes a minute: its modules are imported above."""
     assert "Everything held" in run("segmentlog", "demo", "--limit", "3000", "--no-spark")

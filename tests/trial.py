@@ -1,4 +1,4 @@
-"""One long seeded life of a partition on a simulated machine, with the power cut at every call it makes."""
+"""A long seeded life of a partition on a simulated machine, with a power cut at every call it makes."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ Event = Callable[[History], None]
 
 
 class Broken(AssertionError):
-    """An invariant does not hold; the message says how to see it again."""
+    """An invariant does not hold; the message says how to reproduce it."""
 
 
 class Moment(msgspec.Struct):
-    """A boundary between two calls: the disk as it was, and what had been said by then."""
+    """A boundary between two calls: the disk as it was, and the results that were returned by then."""
 
     point: CrashPoint
     event_count: int
 
 
 class Trial:
-    """A workload, and the checks of every state that its crashes leave.
+    """A workload, and the checks of every state after its crashes.
 
-    ``states`` counts the crash states that were recovered and checked, all different.
+    ``states`` counts the different crash states that were recovered and checked.
     """
 
     crash_name = "a power cut"
@@ -72,13 +72,13 @@ class Trial:
         self._opened_at = 0
 
     def run(self, rounds: int, operations: int, variants: int) -> int:
-        """``rounds`` times: operations, then a crash at each call of them, then on from one of those crashes."""
+        """Run ``rounds`` times: operations, then a crash at each of their calls; continue from one of the crashes."""
         with (
             mock.patch("segmentlog.log.append.appender.OFFSET_CEILING_STEP", 24),
             mock.patch("segmentlog.log.append.syncer.CHECKPOINT_BYTES", 1500),
             mock.patch("segmentlog.storage.segment._WINDOW", 4000),
             mock.patch("segmentlog.storage.segment._WINDOW_SYNCS", 1),
-            # An inspection looks twice, in case somebody is at work; here nobody is.
+            # An inspection reads twice, in case another process is working; in this trial, no other process is.
             mock.patch("segmentlog.inspection.segments_inspection._PAUSE_S", 0),
             mock.patch("segmentlog.inspection.partition_inspection._PAUSE_S", 0),
             mock.patch("segmentlog.inspection.small_files._READ_PAUSE_S", 0),
@@ -88,7 +88,7 @@ class Trial:
                 said, seen = -1, set[int]()
                 for moment in self._moments:
                     events = self.events[: moment.event_count]
-                    if said != moment.event_count:  # the same disk is another state once more was said about it
+                    if said != moment.event_count:  # the same disk is another state once more results were returned
                         said, seen = moment.event_count, set()
                     if self.rng.random() < 0.2:
                         self._check(moment.point.process_death(), events, f"round {number}, a process's death", moment)
@@ -101,7 +101,7 @@ class Trial:
         return point.crashes(self.rng, count, seen)
 
     def _go_on(self) -> None:
-        """The machine dies at one of the moments, and the next round lives with what is left."""
+        """Crash at one of the moments, and continue the next round with the disk of that crash."""
         moment = self.rng.choice(self._moments)
         self.events = self.events[: moment.event_count]
         self.disk = self.rng.choice(list(self._crashes(moment.point, 8)))
@@ -185,7 +185,7 @@ class Trial:
     # ------------------------------------------------------------ checking
 
     def _check(self, disk: SimulatedDisk, events: list[Event], what: str, moment: Moment) -> None:
-        """Open the log as it was left, and hold it against everything that was said."""
+        """Open the log as the crash left it, and compare it with all results that were returned."""
         self.states += 1
         where = (
             f"{what} after call {moment.point.effects}, state {self.states}; again with "
@@ -211,7 +211,7 @@ class Trial:
                 raise Broken(f"who only looked at the log saw {ends}\n  {where}")
             first = self._verify(log, history, disk, where, thorough=thorough)
             if disk.mount == moment.point.mount:
-                recovery = []  # a mere process death: a power cut after it is another story, not the same one again
+                recovery = []  # only the process died: a power cut in its recovery is another case
             for point in self.rng.sample(recovery, min(len(recovery), 3)):
                 for again in point.crashes(self.rng, 3):
                     self._recover_again(again, events, first, where)
@@ -234,7 +234,7 @@ class Trial:
         self._expect_bound(fresh, history, where)
         self._expect_order(contents, where)
         end_offset = log.log_end_offset
-        # A writer goes on: nothing it is given was ever anybody else's.
+        # A writer continues: no record ever had an offset that the writer gets.
         values = [b"after:%06d" % self.states, b"x" * 200]
         base_offset = log.append(values, ack="durable")
         history.acknowledged(base_offset, values, durable=True)
@@ -245,14 +245,14 @@ class Trial:
         return contents, end_offset
 
     def _expect_no_damage(self, disk: SimulatedDisk, where: str) -> None:
-        """What a power cut leaves is torn, and not corrupt."""
+        """Check that a power cut leaves torn writes, and no corruption."""
         found = inspect_partition(disk.process(), FOLDER, "t", 0, self.config, Tally())
         self._expect([finding for finding in found.findings if finding.severity == "damage"], where)
 
     def _recover_again(
         self, disk: SimulatedDisk, events: list[Event], first: tuple[dict[int, bytes | None], int], where: str
     ) -> None:
-        """A crash in the middle of the recovery changes nothing about its outcome."""
+        """Crash in the middle of the recovery, and check that its result is the same."""
         self.states += 1
         history = History()
         for event in events:
@@ -267,7 +267,7 @@ class Trial:
             )
 
     def _expect_all_there(self, log: Partition, history: History, where: str) -> None:
-        """A process that dies takes nothing along: what anybody was told is still there."""
+        """Check that the death of a process loses no record that any process got."""
         contents = dict(_records(log))
         gone = [
             offset
@@ -281,7 +281,7 @@ class Trial:
             raise Broken(f"offsets {gone[:5]} went with a process\n  {where}")
 
     def _expect_told(self, log: Partition, offset: int, where: str) -> None:
-        """Who had read up to a record that is gone is told so when it goes on."""
+        """Check that a reader that had read a lost record gets an error when it continues."""
         try:
             log.read(offset + 1)
         except LogTruncated as told:
@@ -290,7 +290,9 @@ class Trial:
         raise Broken(f"a reader behind lost offset {offset} goes on unaware\n  {where}")
 
     def _expect_bound(self, gone: dict[int, bytes | None], history: History, where: str) -> None:
-        """No more is lost of what was acknowledged than the policy says: see docs/durability.md."""
+        """Check that the acknowledged records that were lost are no more than the policy allows: see
+        docs/durability.md.
+        """
         lost = [value for offset, value in gone.items() if history.was_acknowledged(offset)]
         if self.policy == "6records" and len(lost) >= 6:
             raise Broken(f"{len(lost)} acknowledged records are gone under {self.policy}\n  {where}")
@@ -299,7 +301,7 @@ class Trial:
             raise Broken(f"{size_bytes} bytes of acknowledged records are gone under {self.policy}\n  {where}")
 
     def _expect_order(self, contents: dict[int, bytes | None], where: str) -> None:
-        """Each producer's records stand in the order in which it sent them."""
+        """Check that each producer's records are in the order in which it sent them."""
         last: dict[bytes, bytes] = {}
         for offset in sorted(contents):
             who, number, *_ = (contents[offset] or b"").split(b":")
@@ -318,17 +320,18 @@ def _records(log: Partition, start: int | None = None, **options: Any) -> Iterat
 
 
 def run_trial(seed: int, policy: str, writers: int) -> int:
-    """The number of states that were checked. Raises `Broken`."""
-    logging.disable(logging.WARNING)  # recoveries by the thousand
+    """Run one trial and return the number of states that it checked. Raises `Broken`."""
+    logging.disable(logging.WARNING)  # there are thousands of recoveries
     return Trial(seed, policy, writers).run(rounds=2, operations=25, variants=8)
 
 
 def run_until(
     states_wanted: int, run: Callable[..., int], always: Sequence[tuple[Any, ...]], more: Iterator[tuple[Any, ...]]
 ) -> int:
-    """Run trials on all processors until so many crash states were checked; how many there were. Raises `Broken`.
+    """Run trials on all processors until ``states_wanted`` crash states were checked; return the number. Raises
+    `Broken`.
 
-    Those of ``always`` are run in any case; with no more of them there may be fewer states.
+    The trials of ``always`` all run. If ``more`` ends, the number may be smaller.
     """
     states = 0
     left = list(reversed(always))
@@ -347,7 +350,7 @@ def run_until(
             for one in wait(running, return_when=FIRST_COMPLETED).done:
                 job = running.pop(one)
                 if error := one.exception():
-                    # What breaks while it lives, and not when a state is checked, says nothing of its seed.
+                    # A failure outside of the checks does not name its seed.
                     failures.append(f"{type(error).__name__}: {error}\n  {run.__name__}{job}")
                 else:
                     states += one.result()

@@ -1,7 +1,7 @@
-"""Stores that the user may read and not write, for ordinary users and for root alike.
+"""Stores that the user may read but not write, for ordinary users and for root alike.
 
-An ordinary user takes the right to write from its own files. Root may write everything, so root gives the files to
-another user, and a child without the capability CAP_DAC_OVERRIDE, to which modes apply, runs the test's program.
+An ordinary user removes the write permission from its own files. Root may write everything, so root changes the owner
+of the files, and runs the test's program in a child without the capability CAP_DAC_OVERRIDE, to which modes apply.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 
 @contextmanager
 def unwritable(*paths: Path) -> Iterator[None]:
-    """Within: the child of `run` may not write these files, these folders, and what the folders hold."""
+    """Make these files and folders, with all that the folders contain, read-only for the child of `run`."""
     everything = [path for start in paths for path in (start, *start.rglob("*"))]
     before = [(path, path.stat()) for path in everything]
-    for path, found in reversed(before):  # what a folder holds, before the folder
+    for path, found in reversed(before):  # the content of a folder before the folder
         if os.geteuid() == 0:
             os.chown(path, OTHER_USER, OTHER_USER)
             path.chmod(0o755 if path.is_dir() else 0o644)
@@ -47,7 +47,7 @@ def unwritable(*paths: Path) -> Iterator[None]:
 
 
 def run(*arguments: str, input_text: str = "") -> subprocess.CompletedProcess[str]:
-    """Run Python with these arguments as a user to whom permissions apply; its output is caught."""
+    """Run Python with these arguments as a user to whom permissions apply, and capture its output."""
     done = subprocess.run(
         [sys.executable, "-c", _WITHOUT_CAPABILITIES, *arguments],
         input=input_text,

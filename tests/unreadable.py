@@ -1,4 +1,4 @@
-"""Batches whose checksums are right and whose records do not decode, placed past every check of records."""
+"""Batches whose checksums are right and whose records do not decode, appended past every check of records."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from segmentlog.format.stored_batch import read_stored_batch
 from segmentlog.log.partition import Partition
 
 COUNT = 3
-"""Records that each of them announces."""
+"""The number of records that each batch announces."""
 REMEDY = "segmentlog repair --drop-unreadable"
 _RECORDS = [Sent(b"k%d" % n, b"lost %d" % n, NOW_MS + n) for n in range(COUNT)]
 
@@ -58,13 +58,13 @@ ONE_OF_EACH = ["kafka, fewer records", "columns"]
 
 
 def append_unreadable(log: Partition, kind: str = "kafka, fewer records") -> Span:
-    """Append one; its offsets."""
+    """Append an unreadable batch, and return its offsets."""
     base = log.append_batches([KINDS[kind]()])
     return Span(base, log.log_end_offset)
 
 
 def append_around(log: Partition, kind: str = "kafka, fewer records", *, keyed: bool = False) -> Span:
-    """Append "before" and "after" with an unreadable batch between them; the offsets of that one."""
+    """Append "before" and "after" with an unreadable batch between them, and return the offsets of that batch."""
     log.append([b"before"], keys=[b"a"] if keyed else None, timestamps=[NOW_MS - 1000])
     span = append_unreadable(log, kind)
     log.append([b"after"], keys=[b"b"] if keyed else None, timestamps=[NOW_MS + 1000])
@@ -72,7 +72,7 @@ def append_around(log: Partition, kind: str = "kafka, fewer records", *, keyed: 
 
 
 def appended(log: Partition, *kinds: str) -> Iterator[Span]:
-    """Append one of each kind, with a record after each."""
+    """Append an unreadable batch of each kind, with a record after each."""
     for kind in kinds:
         yield append_unreadable(log, kind)
         log.append([kind.encode()])

@@ -16,7 +16,9 @@ def wait_until(
     condition: Callable[[], _Value], reason: str | Callable[[], object] = "the condition did not become true",
     timeout_s: float = PATIENCE_S, every_s: float = 0.005,
 ) -> _Value:  # fmt: skip
-    """Call ``condition`` until it returns a true value, and return that; fail with ``reason`` after ``timeout_s``."""
+    """Call ``condition`` until it returns a true value, and return that value; fail with ``reason`` after
+    ``timeout_s``.
+    """
     ends_s = time.monotonic() + timeout_s
     while not (value := condition()):
         assert time.monotonic() < ends_s, reason if isinstance(reason, str) else reason()

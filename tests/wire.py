@@ -1,4 +1,4 @@
-"""Kafka's batches for tests: as a foreign encoder (aiokafka's) makes them, read by it, and forged."""
+"""Kafka's batches for tests: encoded and decoded by a foreign codec (aiokafka's), and forged."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def foreign(
     producer: tuple[int, int, int] = (-1, -1, -1),
     transactional: bool = False,
 ) -> bytes:
-    """Return a batch of these records as aiokafka sends it: id, epoch and first sequence of its ``producer``."""
+    """Return a batch of these records as aiokafka encodes it, with id, epoch and first sequence of its ``producer``."""
     builder = DefaultRecordBatchBuilder(2, codec, transactional, *producer, 1 << 30)
     for index, one in enumerate(records):
         assert builder.append(index, one.timestamp, one.key, one.value, list(one.headers)) is not None
@@ -53,14 +53,14 @@ def foreign(
 
 
 def read_foreign(data: bytes) -> list[tuple[int, Sent]]:
-    """(offset, record) of a batch, as aiokafka reads it; its CRC is right."""
+    """Return (offset, record) of each record of a batch, as aiokafka reads it; assert that its CRC is right."""
     batch = DefaultRecordBatch(data)
     assert batch.validate_crc()
     return [(one.offset, Sent(one.key, one.value, one.timestamp, tuple(one.headers))) for one in batch]
 
 
 def forged(data: bytes, *, crc: bool = True, **fields: int) -> bytes:
-    """Return the batch with other fields in its header, under a right CRC."""
+    """Return the batch with other fields in its header, and a matching CRC."""
     header = WireHeader._make(WIRE_HEADER.unpack_from(data))._replace(**fields)
     made = bytearray(WIRE_HEADER.pack(*header) + data[WIRE_HEADER.size :])
     if crc:
@@ -69,13 +69,13 @@ def forged(data: bytes, *, crc: bool = True, **fields: int) -> bytes:
 
 
 def encoded(data: Buffer, limit_bytes: int | None = None) -> EncodedWireBatch:
-    """The batch as it is, its records unchecked. Raises `InvalidWireBatch` for a header that is wrong."""
+    """Return the batch without checking its records. Raises `InvalidWireBatch` for an invalid header."""
     header = check_wire_batch(data, limit_bytes)
     return encode_wire(data, header, header.max_timestamp)
 
 
 def append_unchecked(log: Partition, data: bytes) -> int:
-    """`Partition.append_wire`, past the check of the records: as versions stored batches that did not check them."""
+    """Append like `Partition.append_wire`, but skip the check of the records, which earlier versions did not have."""
     header = parse_wire_batch(data)
     numbers = header.producer_id, header.producer_epoch, header.base_sequence
     stamp = ProducerStamp(*numbers, header.is_transactional) if header.producer_id >= 0 else None
@@ -83,13 +83,13 @@ def append_unchecked(log: Partition, data: bytes) -> int:
 
 
 def stored(data: bytes, base_offset: int = 0, epoch: int = 0, append_time_ms: int | None = None) -> bytes:
-    """Return the batch as it lies in a log."""
+    """Return the batch as a log stores it."""
     batch = encoded(data)
     return bytes(batch.placed_at(base_offset, epoch, append_time_ms)) + bytes(batch.payload)
 
 
 def sent(*, keyed: bool = False) -> st.SearchStrategy[list[Sent]]:
-    """Records of one batch, of every kind that there is."""
+    """Return a strategy of the records of one batch, of every kind."""
     blobs = st.none() | st.binary(max_size=12) | st.integers(60, 140).map(bytes) | st.just(b"x" * 9000)
     keys = st.binary(max_size=20) if keyed else blobs
     times = st.integers(NOW_MS - 200, NOW_MS + 200) | st.integers(0, NOW_MS)
@@ -109,7 +109,7 @@ def append_sent(
     ack: Ack | None = None,
     codec: int = 0,
 ) -> int:
-    """`Partition.append` by a Kafka client: one batch, which the log stores as it comes."""
+    """Append like `Partition.append`, but as a Kafka client: one batch, which the log stores as it comes."""
     now_ms = log.handle.clock.now_ms()
     records = [
         Sent(
@@ -126,7 +126,7 @@ def append_sent(
 def append_either(
     log: Partition, values: Sequence[bytes | None], *columns: Any, ack: Ack | None = None, compressed: bool = True
 ) -> int:
-    """By the library, or by a Kafka client with one codec or another: as the end of the log has it."""
+    """Append through the library or as a Kafka client with one of the codecs; the end of the log decides."""
     choice = log.log_end_offset % 9
     if choice not in CODECS.values():
         return log.append(values, *columns, ack=ack)  # type: ignore[arg-type]

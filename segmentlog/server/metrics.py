@@ -105,8 +105,8 @@ class MetricsServer:
     def refusal(self, path: str, headers: Message) -> tuple[HTTPStatus, str, str] | None:
         """Return the response that rejects the request if a web page may have made a browser send it, else None.
 
-        Requests for health may use any host name, because load balancers use names of their own. With a foreign name the
-        response omits why the server is unhealthy.
+        Requests for health may use any host name, because load balancers use names of their own. With a foreign name,
+        the response omits why the server is unhealthy.
         """
         host, is_misnamed = headers.get("Host"), False
         if host is not None and not is_own_name(host, self._names):

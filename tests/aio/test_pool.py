@@ -33,7 +33,7 @@ class _Late:
 
 
 def test_a_call_that_comes_as_a_thread_gives_up_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though all others are busy: the one that was counted on makes it."""
+    """If all other threads are busy, the thread that was about to give up makes the call."""
     monkeypatch.setattr(pool_module, "_IDLE_S", 0.02)
     pool = Pool()
     late = pool._calls = _Late(SimpleQueue())  # type: ignore[assignment]

@@ -74,7 +74,7 @@ def values(path: Path | str, topic: str = "words") -> list[bytes | None]:
 
 
 def check_told(err: str, status: int, told: str) -> None:
-    """One line of error, after click's usage when the status is 2, that holds what it should."""
+    """Check that the error is one line with this text, after click's usage if the status is 2."""
     assert "Traceback" not in err
     errors = [line for line in err.splitlines() if line.lower().startswith("error: ")]
     assert len(errors) == 1, err
@@ -96,7 +96,7 @@ TOPIC_COMMANDS = (
 
 @pytest.mark.parametrize("command", TOPIC_COMMANDS)
 def test_an_unknown_topic_gets_a_hint(call: Run, command: str) -> None:
-    """Every command says which topic was probably meant, or how to find or make one; nothing is made by mistake."""
+    """Every command suggests the topic that was probably meant, or says how to find or create one, and creates none."""
     status, err = call(*command.format("word").split())
     assert status == 1
     check_told(err, 1, "topic 'word': it does not exist; did you mean 'words'?")
@@ -115,7 +115,7 @@ PARTITION_COMMANDS = (
 @pytest.mark.parametrize("command", PARTITION_COMMANDS)
 @pytest.mark.parametrize("number", ["1", "99", "99999999999999999999"])
 def test_a_partition_that_is_not_there_is_told(call: Run, command: str, number: str) -> None:
-    """With those that there are, however large the number."""
+    """The error lists the partitions that exist, for any number."""
     status, err = call(*command.format(number).split())
     assert status == 1
     check_told(err, 1, "only 0 to 0")
@@ -267,7 +267,7 @@ def test_what_cannot_be_done_is_status_1(call: Run, here: Path, command: str, to
      ("binary/x", "not a folder")],
 )  # fmt: skip
 def test_a_folder_that_is_no_store_is_told(call: Run, here: Path, command: str, folder: str, told: str) -> None:
-    """By its path, and no store is made there, by option as by $SEGMENTLOG_DIR."""
+    """The error names the path, and no store is created there, whether by option or by $SEGMENTLOG_DIR."""
     status, err = call("--dir", folder, *command.split())
     assert status == 1
     check_told(err, 1, told)
@@ -354,7 +354,7 @@ BAD_RECORDS = [
 
 @pytest.mark.parametrize(("shape", "data", "told"), BAD_RECORDS)
 def test_a_record_that_cannot_be_understood_is_told(call: Run, here: Path, shape: str, data: bytes, told: str) -> None:
-    """By its number from 1 on, with how many are appended, which is the truth."""
+    """The error has the record's number, counted from 1, and the number of records that are appended."""
     (here / "data").write_bytes(data)
     status, err = call("produce", "--format", shape, "words", "data")
     assert status == 1
@@ -435,7 +435,7 @@ LONG = [
 def test_any_length_up_to_the_limit_is_a_record(
     call: Run, here: Path, shape: str, before: bytes, frame: bytes, unit: bytes, limit: int
 ) -> None:
-    """As long as the topic takes, whatever that is, in each shape; one over it is refused, and left out by --skip."""
+    """Records up to the topic's limit are appended, in each shape; one over it is refused, or left out by --skip."""
     assert call("alter", "words", "-c", f"max.message.bytes={limit}")[0] == 0
 
     def record(size: int) -> bytes:
@@ -487,7 +487,7 @@ def test_what_is_too_long_is_refused_before_it_ends(here: Path, shape: str) -> N
 @pytest.mark.parametrize("end", [b"", b"\n"])
 @pytest.mark.parametrize("skip", [0, 1, 2, 3, 4, 1000])
 def test_skipping_counts_every_record(call: Run, here: Path, skip: int, end: bytes) -> None:
-    """Also a last line without its newline; skipping all of them appends nothing."""
+    """A last line without a newline counts, too; skipping all records appends nothing."""
     lines = [b"a", b"b", b"c"]
     (here / "data").write_bytes(b"\n".join(lines) + end)
     assert call("produce", "--skip", str(skip), "words", "data")[0] == 0
@@ -517,7 +517,7 @@ BAD_ROWS = [
 
 @pytest.mark.parametrize(("name", "data", "told"), BAD_ROWS)
 def test_rows_that_cannot_be_understood_are_told(call: Run, here: Path, name: str, data: bytes, told: str) -> None:
-    """By line or record, with how many were imported; the topic holds just those."""
+    """The error has the line or record, and the number of imported records, which are in the topic."""
     (here / name).write_bytes(data)
     status, err = call("import", name, "words")
     assert status == 1

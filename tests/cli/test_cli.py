@@ -44,7 +44,7 @@ def lines(tmp_path: Path) -> str:
 
 @pytest.mark.parametrize(("text", "told"), [("3600", "1h"), ("3_600", "1h"), ("1h30m", "1h30m"), ("500ms", "500ms")])
 def test_a_bare_time_is_in_seconds(call: Run, text: str, told: str) -> None:
-    """However its digits are grouped."""
+    """A number without a unit is in seconds, in any grouping of its digits."""
     call("create", "a", "--ttl", text)
     assert json.loads(call("describe", "a", "--json")[1])["config"]["retention.closed.ms"] == told
 
@@ -72,7 +72,7 @@ def test_topics_come_and_go(call: Run) -> None:
 
 
 def test_create_may_accept_a_topic_that_exists(call: Run) -> None:
-    """With --if-not-exists it keeps its configuration, and is refused only if it has another number of partitions."""
+    """With --if-not-exists a topic keeps its configuration, and is refused only for another number of partitions."""
     assert call("create", "t", "-p", "2", "--retention-ms", "1d", "--if-not-exists")[0] == 0
     for more in ((), ("-p", "2"), ("--retention-ms", "7d")):
         status, _, err = call("create", "t", "--if-not-exists", *more)
@@ -121,7 +121,7 @@ def test_wrong_usage_is_told_in_a_line(
 
 
 def test_no_store_is_told_in_a_line(call: Run) -> None:
-    """Reading a store that does not exist causes an error, and creates no store."""
+    """Reading a store that does not exist raises an error, and does not create the store."""
     status, _, err = call("topics")
     assert status == 1
     assert "no store" in err
@@ -227,7 +227,7 @@ def test_upkeep(call: Run, lines: str) -> None:
 
 
 def test_damage_is_found_repaired_and_dumped(call: Run, tmp_path: Path) -> None:
-    """verify finds a flipped byte, consume stops at it or skips it, and repair removes only its batch."""
+    """verify finds a flipped byte, consume stops at the damage or skips it, and repair removes only its batch."""
     call("create", "t", "--segment-bytes", "2000")
     (tmp_path / "numbers").write_bytes(b"".join(b"%d\n" % number for number in range(500)))
     call("produce", "--batch-size", "20", "t", str(tmp_path / "numbers"))

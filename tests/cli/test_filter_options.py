@@ -66,7 +66,7 @@ FILTERS = [
 
 @pytest.mark.parametrize(("options", "fits"), FILTERS)
 def test_records_are_chosen(call: Run, options: tuple[str, ...], fits: Callable[[int], bool]) -> None:
-    """By all that is asked for; -n counts those that fit, from the front with `consume`, from the end with `tail`."""
+    """Records must fit all options; -n counts those that fit, from the front with `consume`, else from the end."""
     wanted = [at for at in range(40) if fits(at)]
     status, lines, _ = call("consume", "clicks", "--values", *options)
     assert status == 0
@@ -101,7 +101,7 @@ def test_a_filter_that_means_nothing_is_wrong_usage(call: Run, command: str, opt
 
 
 def test_a_path_looks_into_avro(call: Run, store: Path) -> None:
-    """By the schema that the value names, with or without --avro."""
+    """The schema is the one that the value names, with or without --avro."""
     schema = {"type": "record", "name": "Click", "fields": [{"name": "page", "type": "string"}]}
     with segmentlog.open(store, background=False) as opened:
         opened.create_topic("avro")
@@ -112,7 +112,7 @@ def test_a_path_looks_into_avro(call: Run, store: Path) -> None:
 
 
 def test_several_topics_are_told_apart(call: Run, store: Path) -> None:
-    """One topic is "offset value", whatever its partitions: scripts rely on it. --sources and --no-sources decide."""
+    """A single topic is printed as "offset value", which scripts rely on. --sources and --no-sources override this."""
     _, lines, _ = call("consume", "later", "odd", "--contains", "t")
     assert lines == ["odd/0 0 text"]
     assert sorted(call("consume", "later", "clicks/1", "--from", "-1")[1]) == [
@@ -127,14 +127,14 @@ def test_several_topics_are_told_apart(call: Run, store: Path) -> None:
 
 
 def test_a_terminal_shows_the_partition_where_there_are_several(store: Path) -> None:
-    """With one topic, too: there no script reads it."""
+    """A terminal shows it for a single topic, too: scripts do not read it."""
     assert "clicks/1 0 {" in on_terminal(store, "consume", "clicks", "-n", "40", streams="out")[1]
     assert on_terminal(store, "consume", "later", streams="out")[1] == "0 l0\r\n1 l1\r\n"
     assert on_terminal(store, "consume", "clicks/1", "-n", "1", streams="out")[1].startswith("0 {")
 
 
 def test_a_group_reads_several_topics(call: Run) -> None:
-    """Each record once."""
+    """A group of several topics reads each record once."""
     lines = call("consume", "later", "odd", "-g", "g", "-q")[1]
     assert lines.count("later/0 1 l1") == 1
     assert call("consume", "later", "odd", "-g", "g", "-q")[1] == []
@@ -158,7 +158,7 @@ def test_tail_shows_keys(call: Run) -> None:
 
 
 def test_tail_of_several_is_in_the_order_of_time(call: Run) -> None:
-    """Each partition stays in its own order; a header whenever another one has its turn."""
+    """Each partition stays in its own order; a header comes whenever another partition continues."""
     _, lines, _ = call("tail", "-n", 20, "clicks", "later", "-q")
     times = [{"l0": 1010, "l1": 1099}.get(line) or 1000 + json.loads(line)["at"] for line in lines]
     assert times == sorted(times)
@@ -171,7 +171,7 @@ def test_tail_of_several_is_in_the_order_of_time(call: Run) -> None:
 
 
 def test_tail_shows_what_is_committed(call: Run, store: Path) -> None:
-    """With --isolation read_committed no record of an open or aborted transaction, and -n counts the others."""
+    """With --isolation read_committed, records of open or aborted transactions are left out and not counted."""
     with segmentlog.open(store, background=False) as opened, opened.producer(name="p") as producer:
         producer.begin_transaction()
         producer.send("later", b"aborted")
@@ -191,7 +191,10 @@ GLOBAL = [
 def test_the_store_is_named_before_or_after_the_command(
     call: Run, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
 ) -> None:
-    """Or between a command and the one below it; what comes last counts. --version and -h work after a command, too."""
+    """The option may also come between a command and its subcommand; the last one counts.
+
+    --version and -h work after a command, too.
+    """
     monkeypatch.chdir(tmp_path)
     expected = call(*words)[:2]
     assert expected[0] == 0
@@ -205,7 +208,7 @@ def test_the_store_is_named_before_or_after_the_command(
 
 
 def test_every_command_takes_the_store_after_it() -> None:
-    """So do the commands below it."""
+    """Subcommands take it, too."""
     import click
 
     def check(group: click.Group, context: click.Context) -> int:

@@ -87,7 +87,7 @@ def test_the_next_run_goes_on_where_the_last_one_stopped(store: Path) -> None:
 
 @pytest.mark.parametrize("size", ["1", "3"])
 def test_the_size_of_what_is_printed_at_a_time_does_not_matter(store: Path, size: str) -> None:
-    """Nothing is printed twice or left out."""
+    """For any size of the output buffer, each record is printed exactly once."""
     found = read(store, "--fetch-size", size, "-n", "7") + read(store, "--fetch-size", size)
     assert len(found) == len(set(found)) == 40
 
@@ -200,7 +200,7 @@ def test_a_signal_does_not_wait_long_for_a_reader(store: Path, number: signal.Si
 
 
 def test_a_file_takes_what_is_written(store: Path, tmp_path: Path) -> None:
-    """And a full one only what fitted in."""
+    """A file gets all records; a full one gets those that fit."""
     with open(tmp_path / "out", "wb") as out:
         assert finish(store, "consume", "t", "-g", "g", "--values", stdout=out).returncode == 0
     assert len((tmp_path / "out").read_bytes().splitlines()) == 40
@@ -212,7 +212,7 @@ def test_a_file_takes_what_is_written(store: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("taken_bytes", [30_000, 30_007, 100_001])
 def test_what_waits_in_a_closed_pipe_is_not_consumed(long: Path, taken_bytes: int) -> None:
-    """To the byte: a record that was cut in two is the next one's first, also when its writer had it committed."""
+    """The cut record is the next command's first, also if its writer had it committed."""
     with started(long, "consume", "t", "-g", "g") as process:
         assert process.stdout is not None
         fd = process.stdout.fileno()
@@ -229,7 +229,7 @@ def test_what_waits_in_a_closed_pipe_is_not_consumed(long: Path, taken_bytes: in
 
 
 def read_line(fd: int) -> bytes:
-    """One line, and not a byte of the next one."""
+    """Read one line, and no byte of the next one."""
     line = b""
     while not line.endswith(b"\n"):
         line += os.read(fd, 1)
@@ -237,12 +237,12 @@ def read_line(fd: int) -> bytes:
 
 
 def in_pipe(fd: int) -> int:
-    """How many bytes wait in a pipe."""
+    """Return the number of bytes in a pipe."""
     return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
 def rests(fd: int, seconds: float = 0.3) -> bool:
-    """Whether nothing is written to a pipe for a while: it is full, or the writer has nothing more, or is patient."""
+    """Return whether the content of a pipe stays the same for a while: it is full, or its writer is done or waits."""
     before = in_pipe(fd)
     time.sleep(seconds)
     return in_pipe(fd) == before
@@ -357,7 +357,7 @@ def test_quiet_says_nothing(store: Path) -> None:
     ],
 )
 def test_what_does_not_go_with_a_group_is_wrong_usage(store: Path, arguments: tuple[str, ...], why: bytes) -> None:
-    """It says why, and no group comes into being."""
+    """The error gives the reason, and no group is created."""
     done = finish(store, "consume", "-g", "g", *arguments)
     assert done.returncode == 2
     assert why in done.stderr
@@ -427,7 +427,7 @@ def test_a_name_is_no_more_than_a_name(store: Path) -> None:
 
 
 def test_groups_are_listed_and_described(call: Run, group: str) -> None:
-    """As tables and as JSON: state, positions, ends, lag, when, metadata."""
+    """Tables and JSON have the state, offsets, ends, lag, time and metadata."""
     assert call("groups", "list")[1].splitlines()[1].split() == ["g", "Empty", "0", "t", "32"]
     assert documents(call("groups", "list", "--json")[1]) == [
         {"group": "g", "state": "Empty", "members": 0, "topics": ["t"], "lag": 32}
@@ -512,7 +512,7 @@ def test_a_reset_reaches_partitions_without_a_position(call: Run, store: Path, g
 
 
 def test_a_reset_makes_the_positions_of_a_new_group(call: Run, store: Path) -> None:
-    """As Kafka's tool does: of what --topic names, in a store without any group, too; its first member begins there."""
+    """As with Kafka's tool, it covers the topics of --topic, also in a store that has no groups yet."""
     arguments = ("groups", "reset", "new", "--topic", "t", "--to-offset", "18")
     status, foreseen, err = call(*arguments, "--dry-run", "--json")
     assert status == 0, err
@@ -562,7 +562,7 @@ def test_a_group_reads_what_fits_a_pattern(store: Path) -> None:
 )
 @pytest.mark.usefixtures("group")
 def test_wrong_usage_is_told(call: Run, store: Path, arguments: tuple[str, ...], status: int, told: str) -> None:
-    """In a line that says what to do; nothing changes."""
+    """The error is a line that says what to do, and nothing changes."""
     found, out, err = call("groups", *arguments)
     assert (found, out) == (status, "")
     assert told in err

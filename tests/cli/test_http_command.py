@@ -42,7 +42,7 @@ def _end(process: subprocess.Popen[str], number: int) -> str:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_http_answers_until_it_is_told_to_stop(tmp_path: Path, number: int) -> None:
-    """And makes the store if there is none."""
+    """It creates the store if there is none."""
     with _started(tmp_path / "store", "http", "--listen", "127.0.0.1:0") as (process, url):
         assert httpx.get(f"{url}/healthz").text == "ok\n"
         assert _end(process, number) == "stopped\n"
@@ -103,7 +103,7 @@ def _until_answered(url: str) -> None:
 
 
 def test_a_server_in_a_program_has_both_doors(tmp_path: Path) -> None:
-    """``segmentlog.serve(http=...)``; both close together."""
+    """``segmentlog.serve(http=...)`` serves both; they close together."""
     with segmentlog.serve(tmp_path / "store", port=0, http="127.0.0.1:0") as server:
         assert server.http_url is not None
         assert httpx.get(f"{server.http_url}/healthz").text == "ok\n"

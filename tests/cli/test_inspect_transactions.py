@@ -61,7 +61,7 @@ def inspected(folder: Path, fs: NoSyncFileSystem | None = None) -> PartitionFind
 
 
 def told(folder: Path) -> list[Finding]:
-    """Everything worse than a note."""
+    """Return all findings that are worse than a note."""
     return [one for one in inspected(folder).findings if one.severity != "note"]
 
 
@@ -212,7 +212,7 @@ def test_what_a_power_cut_leaves_is_no_damage(seed: int) -> None:
 
 
 def check_simulated(fs: Any, folder: str, config: TopicConfig) -> None:
-    """Nothing is found but what a crash cuts short; lists of aborts are never fsynced."""
+    """Check that every finding is one that a crash explains; lists of aborted transactions are never fsynced."""
     found = inspect_partition(fs, folder, "t", 0, config, Tally())
     excused = ("truncated by a crash", "intact batches follow")
     wrong = [one for one in found.findings if one.severity != "note" and not any(text in one.what for text in excused)]
@@ -267,7 +267,7 @@ while True:
 
 
 def test_verify_beside_transactions_finds_nothing(tmp_path: Path) -> None:
-    """Never a marker, a roll, a snapshot or a compaction that another process is at; nor what is left of it."""
+    """Verify reports no marker, roll, snapshot or compaction of another process, unfinished or completed."""
     store = tmp_path / "store"
     with segmentlog.open(store, background=False) as opened:
         opened.create_topic("t", segment_bytes=3000, cleanup_policy="compact", fsync="never", file_delete_delay_ms=0)
@@ -303,7 +303,7 @@ def test_folders_that_are_left_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_every_flipped_byte_of_a_snapshot_or_txnindex_is_a_warning(tmp_path: Path) -> None:
-    """And changes nothing: it is ignored, and what it says is made from the log."""
+    """The file is ignored, and its content is derived from the log."""
     log = sample(tmp_path / "log")
     wanted = committed(log), log.producers()
     log.close()
@@ -343,7 +343,7 @@ def change_entries(path: Path, **fields: Any) -> None:
     ],
 )
 def test_a_snapshot_that_contradicts_the_log(tmp_path: Path, fields: dict[str, Any], what: str) -> None:
-    """Under a right checksum: a warning that says what, and repair removes it."""
+    """The checksum is right: verify warns and says what is wrong, and repair removes the file."""
     log = sample(tmp_path)
     log.close()
     path = sorted(tmp_path.glob("*" + SNAPSHOT_SUFFIX))[1]
@@ -358,7 +358,7 @@ def test_a_snapshot_that_contradicts_the_log(tmp_path: Path, fields: dict[str, A
 
 
 def test_a_snapshot_that_lacks_a_producer(tmp_path: Path) -> None:
-    """One with a name is never forgotten."""
+    """A producer with a name is never forgotten."""
     sample(tmp_path).close()
     path = max(tmp_path.glob("*" + SNAPSHOT_SUFFIX))
     entries = decode_snapshot(path.read_bytes())
@@ -388,7 +388,7 @@ def test_removing_a_snapshot_says_who_is_forgotten(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("change", ["missing", "extra", "other"])
 def test_a_txnindex_that_contradicts_the_log(tmp_path: Path, change: str) -> None:
-    """Under a right checksum: readers believe it, and repair removes it."""
+    """The checksum is right, so that readers trust it: repair removes the file."""
     log = sample(tmp_path)
     path = next(one for one in sorted(tmp_path.glob("*" + ABORTED_SUFFIX)) if decode_aborted(one.read_bytes())[1])
     size, (one,) = decode_aborted(path.read_bytes())
@@ -442,7 +442,7 @@ def test_a_gap_in_the_sequence_of_a_producer(tmp_path: Path) -> None:
     ],
 )
 def test_a_control_batch_that_says_nothing(tmp_path: Path, keys: Any, content: Any, what: str) -> None:
-    """Its checksums are right, and it is damage all the same."""
+    """It is damage, although its checksums are right."""
     log = open_log(tmp_path)
     put(log, 0)
     batch = encode_batch(content, keys, now_ms=1, attributes=CONTROL | TRANSACTIONAL, producer_id=ONE, producer_epoch=0)
@@ -479,7 +479,7 @@ def test_a_last_stable_offset_that_is_wrong(tmp_path: Path) -> None:
 
 
 def test_words_of_the_state_page(tmp_path: Path) -> None:
-    """Repair corrects a state page that says that there are no producers, or no aborts."""
+    """Repair corrects a state page that denies producers or aborted transactions that exist."""
     log = sample(tmp_path)
     words = log.handle.page.words
     words[ABORTS_WORD] = 0
@@ -622,7 +622,7 @@ def test_dump_of_a_segment_with_transactions(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_dump_of_a_snapshot_and_a_txnindex(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Every entry; and 3 for one that is damaged."""
+    """Every entry is printed; the exit status is 3 for a damaged file."""
     sample(tmp_path)
     path = max(tmp_path.glob("*" + SNAPSHOT_SUFFIX))
     text, documents = dumped(capsys, path)

@@ -29,7 +29,7 @@ PLENTY = 1 << 20
 
 
 def records_of(log: Partition) -> list[Kept]:
-    """All records of a log."""
+    """Return all records of a log."""
     return [
         Kept(one.offset, one.key, one.value, one.timestamp, one.headers)
         for batch in log.read(log.log_start_offset)
@@ -55,7 +55,7 @@ def expected_groups(
 
 
 def sealed_end(log: Partition) -> int:
-    """Where the active segment begins."""
+    """Return the base offset of the active segment."""
     return log.segments()[-1].base_offset
 
 
@@ -121,7 +121,7 @@ def test_what_was_compacted_before_counts_too(tmp_path: Path) -> None:
 
 
 def test_the_active_segment_and_young_records_are_left_out(tmp_path: Path) -> None:
-    """As a pass leaves them out: min.compaction.lag.ms ends it at the first segment that is too young."""
+    """The statistics end where a pass would: before the first segment that is younger than min.compaction.lag.ms."""
     with segmentlog.open(tmp_path, background=False) as store:
         log = store.create_topic("t", cleanup_policy="compact", min_compaction_lag_ms=1000).partition(0)
         for timestamp in (NOW_MS - 5000, NOW_MS - 10, NOW_MS):

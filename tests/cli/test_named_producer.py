@@ -40,7 +40,7 @@ def held(store: Path, topic: str = "t") -> dict[int, list[bytes]]:
 
 
 def count(store: Path) -> int:
-    """How many records the topic holds."""
+    """Return the number of records in the topic."""
     with segmentlog.open(store, read_only=True) as opened:
         return sum(log.log_end_offset for log in opened.topic("t").partitions())
 
@@ -51,7 +51,7 @@ def has_sent(store: Path, target: int, process: subprocess.Popen[bytes]) -> bool
 
 
 def check_each_once(store: Path, wanted: list[bytes]) -> None:
-    """Each value is there once, and those of a partition in the order of the input."""
+    """Check that each value is stored once, and that each partition keeps the order of the input."""
     found = held(store)
     assert sorted(value for values in found.values() for value in values) == sorted(wanted)
     place = {value: number for number, value in enumerate(wanted)}
@@ -74,7 +74,7 @@ def produce(store: Path, file: Path, *arguments: str, name: str = "job") -> str:
 @pytest.mark.parametrize("arguments", [(), ("-k", ":"), ("--partition", "1")])
 @pytest.mark.parametrize("seed", seeds("killed producers"))
 def test_killed_at_any_moment_and_run_again(store: Path, tmp_path: Path, arguments: tuple[str, ...], seed: int) -> None:
-    """However often, on several partitions, with keys and without: in the end each line is there once, in order."""
+    """After any number of kills, on several partitions, with and without keys, each line is there once, in order."""
     chance = random.Random(f"{seed} {arguments}")
     lines = [b"%d:line %d" % (number % 97, number) for number in range(LINES)]
     file = tmp_path / "lines"
@@ -143,7 +143,7 @@ SHAPES: list[tuple[str, Callable[[list[bytes]], bytes]]] = [
 def test_run_again_it_appends_nothing_and_of_a_file_that_grew_the_rest(
     store: Path, tmp_path: Path, shape: str, encode: Callable[[list[bytes]], bytes]
 ) -> None:
-    """In every format, whatever the batch size; the summary says how many were there."""
+    """This holds for every format and batch size; the summary has the number of records that existed already."""
     lines = [b"%d" % number for number in range(5000)]
     file = tmp_path / "input"
     file.write_bytes(encode(lines[:3000]))
@@ -180,7 +180,7 @@ def test_partitions_that_are_added_do_not_move_lines(store: Path, tmp_path: Path
 
 
 def test_an_input_with_less_than_was_sent_is_told(store: Path, tmp_path: Path) -> None:
-    """With counts: it was cut, or is another one. Nothing is appended."""
+    """The error has both counts: the input was truncated, or is another one. Nothing is appended."""
     file = tmp_path / "lines"
     file.write_bytes(b"".join(b"%d\n" % number for number in range(3000)))
     produce(store, file)
@@ -196,7 +196,7 @@ def test_an_input_with_less_than_was_sent_is_told(store: Path, tmp_path: Path) -
 
 
 def test_another_input_under_the_same_name_is_told(store: Path, tmp_path: Path) -> None:
-    """It would be taken for the rest of the first: the record where that ended is compared."""
+    """A second input would be taken for the rest of the first one: the record at its end is compared."""
     (tmp_path / "a").write_bytes(b"".join(b"a%d\n" % number for number in range(100)))
     (tmp_path / "b").write_bytes(b"".join(b"b%d\n" % number for number in range(200)))
     produce(store, tmp_path / "a")

@@ -63,7 +63,7 @@ def call(store: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
 
 
 def contents(store: Path) -> dict[str, tuple[bytes, int]]:
-    """Every file of a store, with when it was written to."""
+    """Return every file of a store, with its modification time."""
     return {
         str(path.relative_to(store)): (path.read_bytes(), path.stat().st_mtime_ns)
         for path in store.rglob("*")
@@ -92,7 +92,7 @@ def documents(lines: list[str]) -> list[dict[str, Any]]:
 
 
 def count(store: Path, topic: str) -> int:
-    """How many records a topic holds."""
+    """Return the number of records in a topic."""
     with segmentlog.open(store, read_only=True) as opened:
         return sum(len(batch) for batch in opened.consumer(topic).batches())
 
@@ -118,7 +118,7 @@ def test_retain_deletes_what_is_too_much(call: Run, store: Path) -> None:
 
 
 def test_retain_dry_run_changes_nothing(call: Run, store: Path) -> None:
-    """It says the same in other words, and no byte of the store is touched."""
+    """It prints the same in other words, and changes no byte of the store."""
     before = contents(store)
     status, lines, err = call("apply-retention", "--dry-run")
     assert status == 0
@@ -281,7 +281,7 @@ def test_details_of_a_compacted_topic(call: Run, store: Path) -> None:
     ],
 )
 def test_what_cannot_be_done_is_told_in_a_line(call: Run, arguments: str, status: int, told: str) -> None:
-    """With what to do instead, and no results."""
+    """The error says what to do instead, and no results are printed."""
     found, lines, err = call(*arguments.split())
     assert (found, lines) == (status, []), err
     assert told in err
@@ -391,7 +391,7 @@ def test_topics_are_completed(store: Path, command: str) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("options", [(), ("--dry-run",), ("--stats",)])
 def test_a_signal_ends_a_pass_between_batches(store: Path, number: signal.Signals, options: tuple[str, ...]) -> None:
-    """It says so, the status is that of the signal, no record is lost, and the next pass ends what it began."""
+    """It prints that, the status is that of the signal, no record is lost, and the next pass completes the work."""
     with started(store, "compact", "--max-rate", "1", *options) as process:
         wait_until(lambda: f"{store}/users" in opened_by(process.pid))
         time.sleep(0.2)
@@ -449,7 +449,7 @@ def opened_by(pid: int) -> str:
     [(("apply-retention",), "partitions"), (("compact",), "bytes"), (("compact", "--stats"), "bytes")],
 )
 def test_a_bar_is_drawn_on_a_terminal_only(store: Path, tmp_path: Path, command: tuple[str, ...], unit: str) -> None:
-    """On stderr; results go to stdout nevertheless, wherever that is."""
+    """The bar is on stderr; results go to stdout, wherever that leads."""
     quiet = finish(store, *command, "--dry-run")
     assert b"\x1b" not in quiet.stderr + quiet.stdout
     assert quiet.stdout

@@ -51,12 +51,12 @@ class Program:
 
 @pytest.fixture
 def program(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Program:
-    """On a store that is not there yet."""
+    """Return the program, with a store that does not exist yet."""
     return Program(tmp_path, capfd)
 
 
 def test_schemas_are_registered_shown_checked_and_deleted(program: Program) -> None:
-    """Every command, as a person would use them."""
+    """Every command works as a person would use it."""
     file = program.write("click.avsc", CLICK)
     assert program("schemas", "register", "clicks-value", file) == ["1"]
     assert json.loads(program("schemas", "show", "clicks-value")[0])["name"] == "Click"
@@ -80,7 +80,7 @@ def test_schemas_are_registered_shown_checked_and_deleted(program: Program) -> N
 
 
 def test_a_schema_that_refers_to_another_one_is_registered(program: Program) -> None:
-    """With where that is registered, and under what name."""
+    """The options name the subject and version of the reference, and its name in the schema."""
     page = program.write("page.json", {"type": "string"})
     program("schemas", "register", "page", page)
     click = program.write("click.json", {"type": "object", "properties": {"page": {"$ref": "page.json"}}})
@@ -125,7 +125,7 @@ def test_json_goes_in_as_avro_and_comes_out_as_json(program: Program) -> None:
     ],
 )
 def test_what_fits_no_schema_is_told_with_its_place(program: Program, line: str, why: str) -> None:
-    """Nothing of it is appended, and the line is named."""
+    """The error names the line, and no part of it is appended."""
     program("create", "clicks")
     program("produce", "clicks", program.write("bad", line), "--avro-schema", program.write("c.avsc", CLICK), status=1)
     assert why in program.error

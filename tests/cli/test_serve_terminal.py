@@ -72,7 +72,7 @@ class _Terminal:
 
 @contextlib.contextmanager
 def on_terminal(store: Path, *arguments: str, **options: Any) -> Iterator[_Terminal]:
-    """One that is closed at the end."""
+    """Yield a server on a terminal, and close it at the end."""
     terminal = _Terminal(store, *arguments, **options)
     try:
         yield terminal
@@ -121,7 +121,7 @@ def test_who_cannot_erase_gets_no_status(
 
 
 def test_a_store_that_is_not_there_yet(tmp_path: Path) -> None:
-    """It is made, where one stands, as `segmentlog --dir data serve` says it."""
+    """`segmentlog --dir data serve` creates the store."""
     arguments = ("serve", "--listen", "127.0.0.1:0", "--workers", "1")
     with started(Path("data"), *arguments, cwd=tmp_path) as process:
         assert process.stderr is not None
@@ -132,7 +132,7 @@ def test_a_store_that_is_not_there_yet(tmp_path: Path) -> None:
 
 
 def test_as_json_every_line_is_an_object(tmp_path: Path) -> None:
-    """From where it listens to the end; a worker that died is named."""
+    """Each line from the first address to the end is an object; a dead worker is named."""
     store = tmp_path / "store"
     with started(store, "serve", "--listen", "127.0.0.1:0", "--workers", "1", "--log-format", "json") as process:
         assert process.stderr is not None
@@ -155,7 +155,7 @@ def test_as_json_every_line_is_an_object(tmp_path: Path) -> None:
 
 
 def test_each_worker_tells_of_itself_and_the_first_of_the_store(tmp_path: Path) -> None:
-    """On the ports from the one that is given."""
+    """Workers use the ports from the given one on."""
     store = tmp_path / "store"
     finish(store, "create", "t", "--partitions", "3")
     port = free_ports(2)
@@ -173,7 +173,7 @@ def test_each_worker_tells_of_itself_and_the_first_of_the_store(tmp_path: Path) 
 
 
 def test_metrics_that_others_could_read_are_refused(tmp_path: Path) -> None:
-    """Before anything is served, with one line that says what to do."""
+    """The error comes before the server starts, in one line that says what to do."""
     done = finish(tmp_path / "store", "serve", "--listen", "127.0.0.1:0", "--metrics", "0.0.0.0:0")
     assert done.returncode == 1
     assert done.stderr.decode().count("\n") == 1

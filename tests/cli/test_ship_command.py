@@ -53,7 +53,7 @@ class Shell:
 
 @pytest.fixture
 def shell(tmp_path: Path) -> Shell:
-    """With a topic of three words."""
+    """Return a shell with a topic of three words."""
     made = Shell(tmp_path)
     made.run("create", "words")
     made.run("produce", "words", stdin="one\ntwo\nthree\n")
@@ -96,7 +96,7 @@ def test_there_and_back_again(shell: Shell) -> None:
 
 
 def test_following_keeps_up_until_it_is_told_to_stop(shell: Shell) -> None:
-    """And ships what is left."""
+    """When it is stopped, it ships the rest."""
     follower = subprocess.Popen(
         shell.command("ship", shell.url, "--follow", "--interval", "50ms", "--log-format", "json"),
         stderr=subprocess.PIPE, text=True,
@@ -124,7 +124,7 @@ def test_following_keeps_up_until_it_is_told_to_stop(shell: Shell) -> None:
 
 
 def test_only_the_topics_that_match(shell: Shell) -> None:
-    """On the way there, and on the way back."""
+    """The options select topics for shipping and for restoring."""
     for name in ("orders-1", "orders-2", "other"):
         shell.run("create", name)
         shell.run("produce", name, stdin="x\n")
@@ -135,7 +135,7 @@ def test_only_the_topics_that_match(shell: Shell) -> None:
 
 
 def test_what_a_small_ship_stored_is_listed(shell: Shell) -> None:
-    """Its records are in the manifest: that is an object, with its size, and a damage in it is found."""
+    """Its records are in the manifest: it is listed as an object with its size, and damage in it is found."""
     shell.run("ship", shell.url)
     listed, summary = shell.run("objects", "ls", shell.url)
     manifest = shell.folder / "bucket" / "manifest.json"
@@ -270,7 +270,7 @@ def test_a_replica(shell: Shell) -> None:
 
 
 def test_a_replica_follows_until_it_is_interrupted(shell: Shell) -> None:
-    """And is up to date as soon as there is something new."""
+    """It gets new records as soon as they are shipped."""
     shell.run("ship", shell.url)
     follower = subprocess.Popen(
         shell.command("replica", shell.url, str(shell.folder / "copy"), "--interval", "50ms"),
@@ -348,13 +348,13 @@ def test_back_to_a_time_and_to_offsets(shell: Shell) -> None:
     ],
 )
 def test_offsets_that_make_no_sense(text: str, words: str) -> None:
-    """Are told with the line, or the partition."""
+    """The error names the line or the partition."""
     with pytest.raises(ValueError, match=re.escape(words)):
         parse_offsets(text.encode())
 
 
 def test_options_that_make_no_sense(shell: Shell) -> None:
-    """Are told before anything is asked of the object store."""
+    """The error comes before any request to the object store."""
     broken = shell.folder / "broken"
     broken.write_text("words 0\n")
     for arguments, words in (
@@ -407,7 +407,7 @@ def test_a_url_in_place_of_a_folder(shell: Shell) -> None:
 
 
 def test_a_replica_has_files_of_its_own(shell: Shell) -> None:
-    """A verification knows them."""
+    """Verify accepts them."""
     shell.run("ship", shell.url)
     shell.run("replica", shell.url, str(shell.folder / "copy"), "--once")
     assert shell.run("verify", store="copy")[0] == ""

@@ -365,7 +365,7 @@ def test_results_that_cannot_be_written_are_a_failure(full: Path, command: str, 
 
 @pytest.mark.parametrize("command", ["produce t", "import - t"])
 def test_a_closed_stdin_is_told(store: Path, command: str) -> None:
-    """No file of the store is taken for it, as would happen if one got its number."""
+    """A file of the store that got the free descriptor is not used as stdin."""
     done = shell(f"segmentlog {command} <&-", SEGMENTLOG_DIR=store)
     assert done.returncode == 1
     assert done.stderr.decode().startswith("error: stdin is closed")

@@ -30,7 +30,7 @@ def path_of(store: segmentlog.LogStore) -> Path:
 
 
 def wake_ups(process: subprocess.Popen[bytes]) -> int:
-    """How often the threads of a process have waited for something so far."""
+    """Return how often the threads of a process have waited so far."""
     tasks = Path(f"/proc/{process.pid}/task").iterdir()
     lines = [line for task in tasks for line in (task / "status").read_text().splitlines()]
     return sum(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches"))
@@ -65,7 +65,7 @@ def test_an_append_wakes_a_follower(store: segmentlog.LogStore, command: tuple[s
 
 
 def test_an_idle_follower_leaves_the_processor_alone(store: segmentlog.LogStore) -> None:
-    """While nothing comes a follower wakes up once or twice a second, with a pattern to watch, too."""
+    """An idle follower wakes up once or twice a second, also with a pattern."""
     store.create_topic("other", partitions=8)
     path = path_of(store)
     with started(path, "tail", "-f", "t") as plain, started(path, "tail", "-f", "*") as pattern:
@@ -98,7 +98,7 @@ def test_so_many_last_records_are_printed(store: segmentlog.LogStore, options: l
 
 
 def test_headers_tell_partitions_apart(store: segmentlog.LogStore) -> None:
-    """As tail(1) tells files apart: when there are several, an empty line before all but the first."""
+    """As in tail(1), each header but the first follows an empty line, if there are several partitions."""
     events = store.create_topic("events", partitions=2)
     events.partition(0).append([b"a"])
     events.partition(1).append([b"b"])
@@ -129,7 +129,7 @@ def test_a_topic_made_later_is_picked_up(store: segmentlog.LogStore, pattern: st
 
 
 def test_a_pattern_may_fit_nothing_yet(store: segmentlog.LogStore) -> None:
-    """Only without -f is that an error."""
+    """A pattern without matches is an error only without -f."""
     assert finish(path_of(store), "tail", "later-*").returncode == 1
     assert finish(path_of(store), "tail", "later/*").returncode == 1
     with started(path_of(store), "tail", "-f", "later-*") as process:
@@ -163,7 +163,7 @@ def test_partitions_that_were_not_asked_for_stay_out(store: segmentlog.LogStore)
 
 
 def test_a_name_that_does_not_exist_is_an_error_without_f(store: segmentlog.LogStore) -> None:
-    """It says what was probably meant."""
+    """The error suggests the name that was probably meant."""
     store.create_topic("events")
     for command in ("tail", "consume"):
         done = finish(path_of(store), command, "event")
@@ -294,7 +294,7 @@ def test_consume_waits_for_what_a_pattern_may_mean(store: segmentlog.LogStore) -
 def test_a_pattern_that_fits_nothing_is_told(
     several: Path, command: tuple[str, ...], selector: str, status: int, told: bytes
 ) -> None:
-    """By what was written, and not by what became of it."""
+    """The error quotes the pattern as it was typed."""
     done = finish(several, *command, selector)
     assert (done.returncode, done.stdout) == (status, b"")
     assert told in done.stderr
@@ -302,7 +302,7 @@ def test_a_pattern_that_fits_nothing_is_told(
 
 
 def test_every_token_of_a_template_is_in_the_help(several: Path) -> None:
-    """And works: kcat's, with its escapes."""
+    """All of kcat's tokens and escapes work."""
     text = " ".join(finish(several, "consume", "--help").stdout.decode().split())
     for token in ("%t", "%p", "%o", "%k", "%s", "%T", "%h", "%K", "%S", "%%", r"\n", r"\t", r"\r", r"\0", "\\\\"):
         assert token in text, token

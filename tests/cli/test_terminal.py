@@ -71,7 +71,7 @@ def test_produce_draws_a_bar_on_a_terminal_only(tmp_path: Path, numbers: str) ->
 
 @pytest.mark.parametrize("command", [("consume", "large"), ("verify", "large")])
 def test_reading_draws_a_bar_on_a_terminal_only(store: Path, command: tuple[str, ...]) -> None:
-    """When results go elsewhere; the bar is on stderr, and none is in a file that stderr goes to."""
+    """If results go elsewhere, a bar is drawn on stderr, unless stderr is a file."""
     status, shown = on_terminal(store, *command, streams="err")
     assert status == 0
     assert CURSOR.search(shown), "nothing was drawn"
@@ -94,7 +94,7 @@ def test_findings_go_to_stdout_though_a_bar_is_drawn(tmp_path: Path) -> None:
 
 
 def test_records_on_a_terminal_are_not_mixed_with_a_bar(store: Path) -> None:
-    """Where the records themselves are seen, nothing is drawn among them."""
+    """If the records are printed on the terminal, no bar is drawn."""
     status, shown = on_terminal(store, "consume", "-n", "5", "clicks/0", streams="out err")
     assert status == 0
     assert "\x1b" not in shown
@@ -200,7 +200,7 @@ def test_version_and_help(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["bash", "zsh", "fish"])
 def test_a_script_for_completion_is_printed(kind: str) -> None:
-    """As click does it: `_SEGMENTLOG_COMPLETE=bash_source segmentlog`."""
+    """The script is click's: `_SEGMENTLOG_COMPLETE=bash_source segmentlog`."""
     program = Path(sys.executable).with_name("segmentlog")
     environment = {**os.environ, "_SEGMENTLOG_COMPLETE": f"{kind}_source"}
     done = subprocess.run([program], env=environment, capture_output=True, timeout=20, check=False)
@@ -216,7 +216,7 @@ def test_a_script_for_completion_is_printed(kind: str) -> None:
      ("segmentlog --dir STORE details l", ["large"]), ("segmentlog --dir /nowhere details l", [])],
 )  # fmt: skip
 def test_commands_and_topics_are_completed(store: Path, words: str, expected: list[str]) -> None:
-    """By name, from the folder that is on the line, and quietly where there is none."""
+    """Names come from the folder on the command line; without a store, completion is silent."""
     program = Path(sys.executable).with_name("segmentlog")
     line = words.replace("STORE", str(store))
     environment = {

@@ -67,7 +67,7 @@ def visible(store: Path) -> list[bytes]:
 
 
 def test_an_open_transaction_is_listed(store: Path, hanging: subprocess.Popen[bytes]) -> None:
-    """With whose it is, since when, where it writes, and whether its process lives."""
+    """The list has its producer, start, partitions, and whether its process lives."""
     (one,) = listed(store)
     assert (one["producer"], one["status"], one["epoch"], one["alive"]) == ("etl-1", "Ongoing", 0, True)
     assert (one["timeout_ms"], one["partitions"]) == (3_600_000, ["t/1"])
@@ -107,7 +107,7 @@ def test_a_hung_transaction_is_aborted(store: Path, hanging: subprocess.Popen[by
 
 
 def test_a_name_that_is_not_there_is_told(store: Path) -> None:
-    """With what was probably meant; looking for it leaves nothing behind."""
+    """The error suggests the name that was probably meant; the lookup creates no file."""
     with segmentlog.open(store) as opened:
         opened.producer(name="etl-1").close()
     done = finish(store, "transactions", "abort", "etl1")

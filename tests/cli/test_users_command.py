@@ -47,7 +47,7 @@ def add(call: Run, name: str, password: str, *more: str) -> tuple[int, bytes, st
 
 
 def test_users_come_and_go(call: Run, tmp_path: Path) -> None:
-    """In the store when no file is named, which is made for it; `verify` has nothing against the files."""
+    """Without a named file, users are in the store, which is created; `verify` accepts the files."""
     status, out, err = add(call, "ann", "first")
     assert (status, out) == (0, b"")
     assert "added ann" in err
@@ -75,7 +75,7 @@ def test_users_come_and_go(call: Run, tmp_path: Path) -> None:
 
 
 def test_a_file_elsewhere_needs_no_store(call: Run, tmp_path: Path) -> None:
-    """As for `serve --users FILE`."""
+    """The file is the one of `serve --users FILE`."""
     path = str(tmp_path / "somewhere")
     assert add(call, "ann", "pw", "--users", path)[0] == 0
     assert Users(path).verify("ann", "pw")
@@ -104,7 +104,7 @@ def test_a_file_elsewhere_needs_no_store(call: Run, tmp_path: Path) -> None:
 def test_what_cannot_be_done_is_told_in_a_line(
     call: Run, arguments: tuple[str, ...], stdin: bytes, status: int, told: str
 ) -> None:
-    """And nothing of a password is in it."""
+    """The message does not contain the password."""
     found, out, err = call("users", *arguments, stdin=stdin)
     assert (found, out) == (status, b"")
     assert told in err, err
@@ -147,7 +147,7 @@ def test_a_password_is_in_no_process_list_and_on_no_screen(tmp_path: Path) -> No
 
 
 def test_users_are_added_where_a_store_is_in_use(tmp_path: Path) -> None:
-    """By another process, with the store open in this one."""
+    """Another process can add users while this one has the store open."""
     with segmentlog.open(tmp_path / "store"):
         done = finish(tmp_path / "store", "users", "add", "ann", "--password-stdin", input=b"pw\n")
         assert done.returncode == 0, done.stderr

@@ -96,11 +96,12 @@ def test_every_flipped_byte_of_a_checkpoint_is_found(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_flipped_bytes_of_the_state_page(tmp_path: Path) -> None:
-    """Every byte of the state page that is in use is checked. A wrong one only costs a recovery, so it is a warning.
+    """Every used byte of the state page is checked. A wrong byte only costs a recovery, so it is a warning.
 
-    Flipped bytes without effect: unused words, the copy of each block that is not current (the next write replaces it),
-    and flags. `writing` makes the next append check the end (a note), `failed` makes the next open recover (a warning);
-    `config`, `moved` and `waiting` are counters that make readers check again or be woken.
+    Some flipped bytes have no effect: unused words, and the copy of each block that is not current, which the next
+    write replaces. Flags only cause checks: `writing` makes the next append check the end (a note), `failed` makes the
+    next open recover (a warning). `config`, `moved` and `waiting` are counters: they make readers check again or be
+    woken.
     """
     store = tmp_path / "store"
     path = make_store(store) / "state"
@@ -244,7 +245,7 @@ def test_a_torn_tail_is_no_damage(tmp_path: Path, tail: bytes) -> None:
 
 @pytest.mark.parametrize("cut", [1, 50, 95, 96, 97, 120])
 def test_a_batch_cut_short_at_the_tail_is_no_damage(tmp_path: Path, cut: int) -> None:
-    """The same holds for a batch that reached the disk in part."""
+    """A batch that reached the disk only in part is not damage, either."""
     store = tmp_path / "store"
     make_store(store, segment_records=1000)
     with segmentlog.open(store, background=False) as opened:
@@ -291,7 +292,7 @@ def test_bytes_behind_a_live_end_are_not_looked_at(tmp_path: Path) -> None:
 
 
 def test_a_copy_of_a_store_is_whole(tmp_path: Path) -> None:
-    """Its state page is of another folder, which is worth a note; of a clean store every byte is checked still."""
+    """Its state page is of another folder, which is a note; every byte of a cleanly closed store is still checked."""
     store = tmp_path / "store"
     make_store(store)
     folder = copied(store, tmp_path / "copy")
@@ -305,7 +306,7 @@ def test_a_copy_of_a_store_is_whole(tmp_path: Path) -> None:
 
 
 def test_lost_ranges_explain_gaps(tmp_path: Path) -> None:
-    """After a machine's death and after a truncation offsets have gaps, and that is as it should be."""
+    """Offsets have gaps after a machine's death and after a truncation, which is not a finding."""
     store = tmp_path / "store"
     make_store(store)
     with segmentlog.open(store, background=False) as opened:
@@ -330,7 +331,7 @@ def test_lost_ranges_explain_gaps(tmp_path: Path) -> None:
     ],
 )
 def test_a_healthy_store_has_no_findings(tmp_path: Path, settings: dict[str, object]) -> None:
-    """Whatever the configuration is, a healthy store has no findings; nor does an empty one."""
+    """A healthy store has no findings with any configuration; an empty store has none, either."""
     store = tmp_path / "store"
     make_store(store, batches=20, records=30, segment_records=None, **settings)
     with segmentlog.open(store) as opened:
@@ -389,7 +390,7 @@ while True:
 
 
 def test_verify_beside_a_writer_finds_nothing(tmp_path: Path) -> None:
-    """Never a batch in flight, a roll, a trim or a truncation that another process is at."""
+    """Verify reports no unfinished batch, roll, trim or truncation of another process."""
     store = tmp_path / "store"
     make_store(store, segment_records=None, segment_bytes=64 << 10, index_interval_bytes=100)
     writer = subprocess.Popen([sys.executable, "-c", _WRITER, str(store)], stdout=subprocess.PIPE)

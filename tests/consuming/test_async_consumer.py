@@ -53,14 +53,14 @@ async def _take(consumer: Any, count: int) -> list[Record]:
 
 
 def _is_whole(records: list[Record]) -> bool:
-    """Each once, in order within its partition."""
+    """Return whether each record of both partitions is there once, in the order of its partition."""
     return all(
         [record.offset for record in records if record.partition == number] == list(range(100)) for number in range(2)
     )
 
 
 def test_it_reads_what_is_there(store: LogStore) -> None:
-    """Up to the ends that it met; what comes later is there for the next iteration."""
+    """It ends at the log ends that it met; later records are for the next iteration."""
 
     async def read() -> None:
         async with store.aconsumer("t") as consumer:
@@ -90,7 +90,7 @@ def test_batches(store: LogStore) -> None:
 
 
 def test_an_iteration_that_is_left_goes_on(store: LogStore) -> None:
-    """By whatever it was left, and after a seek from there."""
+    """The next one continues after any way of leaving, also after a seek."""
 
     async def read() -> None:
         async with store.aconsumer("t", fetch_bytes=300) as consumer:
@@ -117,7 +117,7 @@ def test_an_iteration_that_is_left_goes_on(store: LogStore) -> None:
 
 
 def test_a_seek_drops_what_was_fetched(store: LogStore) -> None:
-    """In the middle of a batch, and between two that were fetched at once."""
+    """A seek works in the middle of a batch, and between two batches that were fetched together."""
 
     async def read() -> None:
         async with store.aconsumer(("t", 0)) as consumer:
@@ -137,7 +137,7 @@ def test_a_seek_drops_what_was_fetched(store: LogStore) -> None:
 def test_a_seek_while_something_is_fetched_counts(
     store: LogStore, monkeypatch: pytest.MonkeyPatch, is_trimmed: bool
 ) -> None:
-    """This also holds if there are no records, or if another task took the fetched ones meanwhile."""
+    """This also holds if the fetch returns nothing, or if another task took the fetched records meanwhile."""
     with store.producer() as producer:
         producer.begin_transaction()
         producer.send_many("t", [b"never"] * 10, partition=0)
@@ -191,7 +191,7 @@ def test_a_cancelled_iteration_loses_nothing(store: LogStore) -> None:
 
 
 def test_a_follower_waits_in_the_loop(store: LogStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many follow: no thread for any of them, and each hears of what another process appends, or a thread."""
+    """Any number of followers takes no threads, and appends of threads and of other processes wake each of them."""
 
     async def read() -> None:
         monkeypatch.setattr(wakeup, "WAIT_S", 3_600.0)  # the append has to wake them
@@ -244,7 +244,7 @@ def test_a_wakeup_and_a_close_end_an_iteration(store: LogStore) -> None:
 
 
 def test_tasks_may_share_one(store: LogStore) -> None:
-    """Each record goes to one of them."""
+    """Each record goes to one of the tasks."""
 
     async def read() -> None:
         found: list[Record] = []
@@ -316,7 +316,7 @@ def test_a_callback_may_commit(store: LogStore) -> None:
 
 
 def test_a_callback_of_a_store_that_is_closed_by_the_loop(store: LogStore, tmp_path: Path) -> None:
-    """No loop can run the coroutine: that is logged, and the close does not hang."""
+    """The coroutine cannot run, because its loop is busy: that is logged, and the close does not hang."""
     told: list[str] = []
 
     async def read(other: LogStore) -> None:
@@ -354,7 +354,7 @@ def test_consume_and_produce_exactly_once(store: LogStore) -> None:
 
 
 def test_auto_commit(store: LogStore) -> None:
-    """At the close, up to the record before the one that was at work."""
+    """The close commits up to the last record that was processed, and not the current one."""
 
     async def read() -> None:
         async with store.aconsumer("t", group="g", auto_commit=True) as consumer:
@@ -443,7 +443,7 @@ def test_beginning_fails_and_misuse(store: LogStore) -> None:
 
 
 def test_a_forked_child_makes_its_own(store: LogStore) -> None:
-    """And is refused the parent's."""
+    """The child's own consumer works, and the parent's is refused."""
 
     async def of_child(parents: Any) -> int:
         with pytest.raises(StoreClosed, match="before fork"):

@@ -282,7 +282,7 @@ def test_a_follower_is_woken_by_a_thread(tmp_path: Path, background: bool) -> No
 
 @pytest.mark.usefixtures("only_woken")
 def test_a_follower_is_woken_by_a_process(tmp_path: Path) -> None:
-    """So do those of another process."""
+    """Appends of another process wake it, too."""
     with segmentlog.open(tmp_path / "store") as store:
         store.create_topic("t")
         follower = _Follower(store.consumer("t", follow=True))
@@ -301,7 +301,7 @@ def test_a_follower_is_woken_by_a_process(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("only_woken")
 def test_a_durable_follower_is_woken_by_the_fsync(store: LogStore) -> None:
-    """With ``durable_only`` it is the flush that wakes."""
+    """A consumer with ``durable_only`` is woken by the flush."""
     partition = store.topic("other").partition(0)
     follower = _Follower(store.consumer("other", follow=True, durable_only=True))
     partition.append([b"a"])
@@ -344,7 +344,7 @@ def test_wakeup_ends_an_iteration_that_waits(store: LogStore) -> None:
 
 
 def test_close_from_another_thread_ends_it_without_an_error(store: LogStore) -> None:
-    """Whatever the follower is doing, it ends, and iterating again raises `StoreClosed`."""
+    """The follower ends in every state, and another iteration raises `StoreClosed`."""
     for attempt in range(60):
         consumer = store.consumer("b", follow=True)
         follower = _Follower(consumer)
@@ -411,7 +411,7 @@ def _overtaken(tmp_path, **options):
 
 
 def test_a_position_that_was_deleted_is_an_error(tmp_path):
-    """It names what there is, and the position stays where it was."""
+    """The error has the offsets that exist, and the position stays."""
     store, _, consumer = _overtaken(tmp_path)
     with store, pytest.raises(segmentlog.OffsetOutOfRange) as raised:
         list(consumer)
@@ -431,7 +431,7 @@ def test_a_position_that_was_deleted_moves_by_policy(tmp_path, reset, first):
 
 
 def test_an_unknown_reset_policy_is_refused(tmp_path):
-    """With those that there are."""
+    """The error lists the valid policies."""
     with segmentlog.open(tmp_path / "s", background=False) as store:
         store.create_topic("t")
         with pytest.raises(segmentlog.InvalidConfig, match="earliest"):
@@ -461,7 +461,7 @@ def test_a_read_only_reader_sees_what_is_written_after_it_opened(tmp_path, recor
 
 @pytest.mark.parametrize("trimmed", [0, 8, 11])
 def test_the_last_records_before_and_behind_a_lost_range(store: LogStore, trimmed: int) -> None:
-    """They are counted by records, also where a trim has ended within the range."""
+    """They are counted by records, also if a trim ended within the range."""
     log = store.create_topic("lost").partition(0)
     log.append(_numbered(b"old", *range(10)))
     log.truncate(5)
@@ -512,7 +512,7 @@ def test_a_consumer_that_does_not_follow_says_what_to_do(store: LogStore) -> Non
 
 @pytest.mark.parametrize("name", ["no name", "../b", ""])
 def test_a_name_that_no_topic_can_have_is_not_waited_for(store: LogStore, name: str) -> None:
-    """Whether alone or in a group."""
+    """This holds for a consumer alone and in a group."""
     for group in (None, "g"):
         with pytest.raises(InvalidTopicName):
             store.consumer(name, follow=True, group=group)
@@ -532,7 +532,7 @@ def test_a_member_of_a_group_waits_for_its_topic(store: LogStore) -> None:
 def test_a_topic_that_appears_while_a_member_joins_is_assigned(
     store: LogStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where that happens just after the first assignment is written, which is without it."""
+    """This also holds if the topic appears just after the first assignment was written without it."""
     rebalance = GroupFolder.rebalance
 
     def rebalance_and_create(folder: GroupFolder, now_ms: int) -> Assignment:

@@ -102,7 +102,7 @@ def test_a_cancelled_async_iteration_loses_nothing(store: LogStore) -> None:
 
 
 def test_an_exception_in_an_async_loop_ends_it_alone(store: LogStore) -> None:
-    """The next iteration continues."""
+    """The next iteration works."""
 
     async def main() -> None:
         consumer = store.consumer("t", follow=True)
@@ -133,7 +133,7 @@ def test_wakeup_ends_an_async_iteration(store: LogStore) -> None:
 
 
 def test_an_iteration_goes_on_after_a_break_or_an_exception(store: LogStore) -> None:
-    """However an iteration was left, the next one starts after the last returned record."""
+    """After any way of leaving an iteration, the next one starts after the last returned record."""
     with store.consumer("t", follow=True) as consumer:
         for record in consumer:
             if record.value == b"2":
@@ -148,7 +148,7 @@ def test_an_iteration_goes_on_after_a_break_or_an_exception(store: LogStore) -> 
 
 
 def test_next_goes_on_from_call_to_call(store: LogStore) -> None:
-    """To StopIteration at the end, and on from there when there is more."""
+    """It ends with StopIteration, and continues once there are more records."""
     with store.consumer("t") as consumer:
         assert [next(consumer).value for _ in range(10)] == _numbered(*range(10))
         with pytest.raises(StopIteration):
@@ -256,7 +256,7 @@ def test_a_topic_that_was_named_is_missed(store: LogStore) -> None:
 
 
 def test_lists_of_topics(store: LogStore) -> None:
-    """They may be given as a list, too, of anything that may be given alone."""
+    """A list may contain everything that may be given alone."""
     store.create_topic("a", partitions=2).partition(1).append([b"a1"])
     store.create_topic("b").partition(0).append([b"b0"])
     with store.consumer(["a", "b"]) as consumer:
@@ -269,7 +269,7 @@ def test_lists_of_topics(store: LogStore) -> None:
     "topics", [(), ([],), (5,), (None,), (b"t",), (("t",),), (("t", "0"),), (("t", -1),), (("t", True),)]
 )
 def test_what_is_no_topic_is_refused(store: LogStore, topics: tuple[object, ...]) -> None:
-    """By name and value, before anything is opened."""
+    """The error has the name and the value, and comes before any topic is opened."""
     with pytest.raises(InvalidConfig, match=r"topics|partition"):
         store.consumer(*topics)  # type: ignore[arg-type]
 

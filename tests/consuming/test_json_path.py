@@ -24,7 +24,7 @@ _VALUE = b"""{"user": {"id": 7, "name": "Ann O'Neil", "tags": []},
     ],
 )  # fmt: skip
 def test_what_is_there_is_found(path: str) -> None:
-    """By name, by place, by any place; compared as a number or as a text."""
+    """A path has names, places or any place; values are compared as numbers or as text."""
     assert JsonPath.parse(path).matches(_VALUE), path
 
 
@@ -43,7 +43,7 @@ def test_what_is_not_there_is_not_found(path: str) -> None:
 
 @pytest.mark.parametrize("value", [None, b"", b"no JSON", b"\xff\x00", b"[" * 100_000, b'{"user": '])
 def test_what_is_no_json_has_nothing(value: bytes | None) -> None:
-    """However it is broken."""
+    """Any malformed value has no matches."""
     assert not JsonPath.parse("user").matches(value)
 
 
@@ -58,6 +58,6 @@ def test_what_is_no_json_has_nothing(value: bytes | None) -> None:
     ],
 )  # fmt: skip
 def test_what_is_no_path_is_refused(text: str) -> None:
-    """With a word on what one looks like."""
+    """The error shows the form of a path."""
     with pytest.raises(InvalidConfig, match="JSON path"):
         JsonPath.parse(text)

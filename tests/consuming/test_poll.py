@@ -62,7 +62,7 @@ def polling(request: pytest.FixtureRequest, store: LogStore) -> Callable[..., An
 @pytest.mark.parametrize("follow", [False, True])
 @pytest.mark.parametrize("count", [1, 7, 10, 35, 500])
 def test_each_record_is_in_one_list(polling: Callable[..., Any], count: int, follow: bool) -> None:
-    """In order within its partition; a list has records of one partition, and as many as fit and exist."""
+    """The order within a partition is kept. A list has records of one partition, as many as fit and exist."""
 
     async def read(consumer: Any, poll: Poll) -> None:
         found: list[Record] = []
@@ -94,7 +94,7 @@ def test_nothing_comes_in_time(polling: Callable[..., Any], store: LogStore) -> 
 
 
 def test_a_record_ends_the_waiting(polling: Callable[..., Any], store: LogStore) -> None:
-    """It is returned when it is appended, and not after the time-out."""
+    """It is returned when it is appended, before the timeout."""
 
     async def read(consumer: Any, poll: Poll) -> None:
         timer = threading.Timer(0.05, lambda: store.topic("t").partition(0).append([b"new"]))
@@ -107,7 +107,7 @@ def test_a_record_ends_the_waiting(polling: Callable[..., Any], store: LogStore)
 
 
 def test_a_wakeup_ends_the_waiting(polling: Callable[..., Any], store: LogStore) -> None:
-    """With an empty list, from any thread; the next call returns records."""
+    """The wakeup of any thread returns an empty list; the next call returns records."""
 
     async def read(consumer: Any, poll: Poll) -> None:
         timer = threading.Timer(0.05, consumer.wakeup)
@@ -138,7 +138,7 @@ def test_a_seek_and_a_pause_count_for_what_is_left_of_a_batch(polling: Callable[
 
 
 def test_a_list_counts_as_processed_at_the_next_poll(polling: Callable[..., Any], store: LogStore) -> None:
-    """With ``auto_commit`` nothing of a list is committed before: a crash in between loses no record."""
+    """With ``auto_commit``, no record of a list is committed before: a crash before the next poll loses none."""
 
     def committed() -> int | None:
         found = store.groups.describe("g").partitions[0].committed
@@ -200,7 +200,7 @@ def test_what_was_read_before_a_fault_is_returned_first(polling: Callable[..., A
 
 @pytest.mark.parametrize("arguments", [(-1,), ("soon",), (float("nan"),), (0, 0), (0, 1.5), (True,)])
 def test_what_is_no_time_or_count_is_refused(polling: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    """By name, and nothing is read."""
+    """The error names the argument, and no record is read."""
 
     async def read(consumer: Any, poll: Poll) -> None:
         with pytest.raises(InvalidConfig, match=r"timeout_s|max_records"):
@@ -211,7 +211,7 @@ def test_what_is_no_time_or_count_is_refused(polling: Callable[..., Any], argume
 
 
 def test_a_closed_consumer_raises(polling: Callable[..., Any]) -> None:
-    """As an iteration does."""
+    """The error is that of an iteration."""
 
     async def read(consumer: Any, poll: Poll) -> None:
         done = consumer.close()
@@ -237,7 +237,7 @@ def test_one_thread_at_a_time(store: LogStore) -> None:
 
 
 def test_a_cancelled_poll_loses_no_record(store: LogStore) -> None:
-    """Whenever it is cancelled: the next one returns them."""
+    """After a cancellation at any time, the next call returns the records."""
 
     async def read() -> None:
         found: list[Record] = []

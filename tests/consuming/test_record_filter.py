@@ -59,7 +59,7 @@ def test_parts_have_the_records_that_fit(log: Partition, wanted: RecordFilter) -
 
 @pytest.mark.parametrize("seed", seeds("record-filter"))
 def test_the_last_ones_are_found_from_the_end(log: Partition, seed: int) -> None:
-    """As many as asked for, or all that fit, before whatever end."""
+    """The search finds the requested number of records, or all that fit, before any end."""
     chance = random.Random(seed)
     for wanted in FILTERS:
         for _ in range(5):
@@ -72,7 +72,7 @@ def test_the_last_ones_are_found_from_the_end(log: Partition, seed: int) -> None
 
 
 def test_the_last_ones_take_little_memory(store: LogStore) -> None:
-    """However many fit before them: only the parts that are returned are kept."""
+    """Memory is bounded by the returned parts, for any number of earlier matches."""
     log = store.create_topic("large", fsync="never", compression_type="lz4").partition(0)
     for size in (200, 300):
         for _ in range(size):
@@ -117,13 +117,13 @@ def test_a_path_looks_into_values_that_are_written_by_a_schema(store: LogStore) 
 
 @pytest.mark.parametrize("header", ["=", "= 7", "==7", " =x"])
 def test_a_header_needs_a_name(header: str) -> None:
-    """Else it would find nothing."""
+    """A filter without a name would find nothing, so it is refused."""
     with pytest.raises(InvalidConfig, match="NAME or NAME=VALUE"):
         RecordFilter.parse(header=header)
 
 
 def test_keys_are_typed_as_text_or_as_bytes() -> None:
-    """``0x`` only where hexadecimal follows."""
+    """``0x`` counts only before hexadecimal digits."""
     assert key_bytes("user-1") == b"user-1"
     assert key_bytes("0x00ff") == b"\x00\xff"
     assert key_bytes("0xyz") == b"0xyz"

@@ -52,7 +52,7 @@ def started(folder: Path, found: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def wait_until_joined(store: segmentlog.LogStore) -> None:
-    """Until the group has the sink as a member that reads all four partitions."""
+    """Wait until the group has the sink as a member that reads all four partitions."""
     ends_s = time.monotonic() + WITHIN_S
     while True:
         partitions = store.groups.describe("sink").partitions if "sink" in store.groups.names() else ()

@@ -31,7 +31,7 @@ _BROKEN = {"aborts": _show_aborted, "fences": _fence_nobody, "leases": _call_eve
 
 
 def make(order: dict[str, Any]) -> LibraryProcess:
-    """What was ordered."""
+    """Create the process that was ordered."""
     for broken in order.get("broken", ()):
         _BROKEN[broken]()
     return LibraryProcess(order)

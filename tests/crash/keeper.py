@@ -1,10 +1,10 @@
-"""Processes of a compacted store, until they are killed: one that compacts, or one that appends and tells.
+"""A process of a compacted store that compacts, or appends and prints results, until it is killed.
 
-    keeper.py STORE append SEED BOOT    two lines an append on stdout: its key; then, once it is durable, its key,
-                                        its offset, and its number or "-" for a tombstone
+    keeper.py STORE append SEED BOOT    prints the key before each append; once that is durable, the key, its offset,
+                                        and its number or "-" for a tombstone
     keeper.py STORE compact SEED BOOT
 
-BOOT is the boot id that the process is to believe in; empty: the real one. First of all it says that it is ready.
+BOOT is the boot id that the process sees; empty: the real one. The first line that it prints is "ready".
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from segmentlog.storage.fs import FileSystem
 
 
 class OneBoot(FileSystem):
-    """The real file system of a machine that was started at a time of the test's choosing."""
+    """The real file system of a machine whose boot time the test chooses."""
 
     def __init__(self, boot: str) -> None:
         self._boot = boot
@@ -28,7 +28,7 @@ class OneBoot(FileSystem):
 
 
 def main() -> None:
-    """Work for ever."""
+    """Work until the process is killed."""
     path, job, seed, boot = sys.argv[1:5]
     rng = random.Random(int(seed))
     store = segmentlog.open(path, background=False) if not boot else _store_of(path, boot)

@@ -1,8 +1,8 @@
 """Several processes change topics and work with them at random, at the same time, and are killed.
 
-Each writes down what it is about to do and what came of it, with the time of both. Afterwards a
-checker goes through all of it: what a call returned must be what it could return at some
-moment between its two times, whatever the others did then. What a killed process was about was done, or was not.
+Each process records every call before it begins, and its result afterwards, with both times. Then a checker goes
+through all calls. The result of a call must be possible at some moment between its two times, given the calls of the
+other processes. The last call of a killed process may be done or not.
 
     SEGMENTLOG_ADMIN_ROUNDS   how many rounds (40), and more until every kind of event was seen; 1 is one only
     SEGMENTLOG_ADMIN_SEED     of the first one; its successors follow (drawn at random, and printed)
@@ -58,20 +58,20 @@ TRIED = (
     *(f"{what}: done" for what in ("append", "append kept", "read", "commit", "transact")),
     "append kept: UnknownTopic", "read: UnknownTopic", "create: TopicExists",
 )  # fmt: skip
-"""What there must have been, however many rounds it takes; but one round alone is there to repeat a failure."""
+"""Events that the rounds must include; more rounds run until they do. A single round only repeats a failure."""
 _ROUND_S = 60
-"""A round takes a fraction of a second; one that takes so long hangs."""
+"""A round takes a fraction of a second; one that takes this long hangs."""
 
 
 class Event(msgspec.Struct):
-    """A call: what, with which arguments, from when to when, and what came of it."""
+    """A call: its name, arguments, start, end and result."""
 
     worker: int
     what: str
     arguments: tuple[Any, ...]
     start: int
     end: int = NEVER
-    """`NEVER` when nobody knows, as its process was killed."""
+    """`NEVER` if the process was killed before it recorded the end."""
     result: Any = None
     error: str = ""
 
@@ -81,7 +81,7 @@ class Event(msgspec.Struct):
 
     @property
     def may_be_done(self) -> bool:
-        """Whether it was done, or may have been."""
+        """Whether the call was done, or may have been."""
         return self.is_pending or not self.error
 
 
@@ -89,7 +89,7 @@ class Event(msgspec.Struct):
 
 
 class Worker:
-    """What one process does. Everything that it writes is unlike anything else."""
+    """The work of one process. Every value that it writes is unique."""
 
     def __init__(self, path: str, journal_fd: int, number: int, seed: int) -> None:
         self._path, self._journal_fd, self._number = path, journal_fd, number
@@ -101,7 +101,7 @@ class Worker:
         tell = self._store._topics.administration._notify_handles
 
         def note_and_tell(folder: str, change: Any) -> None:
-            if "@deleted" in folder:  # under the lock: nobody sweeps it away meanwhile
+            if "@deleted" in folder:  # the lock is held, so no other process deletes the folder meanwhile
                 with contextlib.suppress(OSError):
                     self._deleted = json.loads(Path(folder, "topic.json").read_text())["id"]
             tell(folder, change)
@@ -109,7 +109,7 @@ class Worker:
         self._store._topics.administration._notify_handles = note_and_tell  # type: ignore[method-assign]
 
     def run(self) -> None:
-        """All calls, and a clean end."""
+        """Make all calls, then close the store."""
         actions: list[Callable[[], None]] = [
             *[self.create] * 4, self.delete, self.delete, *[self.rename] * 2, *[self.alter] * 3, *[self.append] * 5,
             *[self.append_kept] * 3, *[self.read] * 3, *[self.commit] * 3, *[self.transact] * 5, self.compact,
@@ -146,13 +146,13 @@ class Worker:
         return self._rng.choice((*NAMES, *NAMES, *OTHER_NAMES))
 
     def create(self) -> None:
-        """A topic that is compacted, with segments that soon are full: no two records have the same key."""
+        """Create a compacted topic with small segments. No two records have the same key."""
         name = self._rng.choice(NAMES)
         options = {"cleanup.policy": "delete,compact", "segment.records": 5, "retention.ms": -1}
         self.call("create", (name,), lambda: self._store.create_topic(name, 1 + self._rng.randrange(2), options).id)
 
     def delete(self) -> None:
-        """The id of the topic that was deleted."""
+        """Delete a topic. The result is its id."""
         name = self._name()
 
         def delete() -> str:
@@ -163,12 +163,12 @@ class Worker:
         self.call("delete", (name,), delete)
 
     def rename(self) -> None:
-        """The id of the topic that was renamed."""
+        """Rename a topic. The result is its id."""
         name, new_name = self._rng.sample((*NAMES, *OTHER_NAMES), 2)
         self.call("rename", (name, new_name), lambda: self._store.rename_topic(name, new_name).id)
 
     def alter(self) -> None:
-        """More partitions, or another value of this worker's own key: each higher than the one before."""
+        """Add a partition, or raise the value of a key that only this worker sets."""
         name = self._name()
         if self._rng.random() < 0.5:
             try:
@@ -194,7 +194,7 @@ class Worker:
         self.call("append", (name, token), append)
 
     def append_kept(self) -> None:
-        """The same through what was opened before, whatever became of the topic since."""
+        """Append to a partition that was opened before, whatever has happened to its topic since."""
         if not self._kept:
             return
         log, token = self._rng.choice(self._kept), self._token()
@@ -204,7 +204,7 @@ class Worker:
         self.call("append kept", (*where, token), lambda: (*where, log.append([token], [token], ack="durable")))
 
     def read(self) -> None:
-        """(topic id, partition, what is in it by offset)."""
+        """Read a partition. The result is (topic id, partition, values by offset)."""
         name = self._name()
 
         def read() -> tuple[str, int, dict[int, bytes]]:
@@ -216,7 +216,7 @@ class Worker:
         self.call("read", (name,), read)
 
     def commit(self) -> None:
-        """Positions of what a member of a group has read, each with the id of the topic that it was read of."""
+        """Commit offsets as a member of a group, each with the id of the topic that was read."""
         name, group = self._name(), f"group-{self._rng.randrange(2)}"
 
         def commit() -> dict[str, str]:
@@ -231,7 +231,7 @@ class Worker:
         self.call("commit", (name, group), commit)
 
     def transact(self) -> None:
-        """The partitions that were written to, by topic ids; committed when there is no error."""
+        """Run a transaction. The result is the partitions that were written to, by topic ids."""
         names, token = self._rng.sample(NAMES, 2), self._token()
         parts: list[PartitionId] = []
 
@@ -242,7 +242,7 @@ class Worker:
                 assert producer._identity is not None
                 assert producer._identity._transaction is not None
                 parts.extend(producer._identity._transaction.ends)
-                time.sleep(self._rng.random() * 0.02)  # for somebody to rename what it has written to
+                time.sleep(self._rng.random() * 0.02)  # time for another process to rename a topic of this transaction
                 if self._rng.random() < 0.2:
                     raise TransactionAborted("by hand", "")
             return parts
@@ -250,7 +250,7 @@ class Worker:
         self.call("transact", (*names, token), transact)
 
     def compact(self) -> None:
-        """Nothing goes by it: keys are all different."""
+        """Compact a topic. All keys differ, so no record is deleted."""
         name = self._name()
 
         def compact() -> None:
@@ -261,7 +261,7 @@ class Worker:
         self.call("compact", (name,), compact)
 
     def tick(self) -> None:
-        """What background work would do."""
+        """Do the work of a background thread."""
         self._store.finish_transactions()
         with contextlib.suppress(SegmentlogError):
             self._store.retention_tick()
@@ -307,7 +307,7 @@ def _read_journal(path: str) -> list[Event]:
 
 
 class Checker:
-    """What all processes say, against what they may have met."""
+    """Compares the results of all processes with the states that they may have met."""
 
     def __init__(self, events: list[Event]) -> None:
         self.events = sorted(events, key=lambda event: event.start)
@@ -333,14 +333,14 @@ class Checker:
                 self.deleted[event.result] = event.end
 
     def surely_there(self, name: str, start: int, end: int) -> bool:
-        """Whether a topic of that name was there all the time."""
+        """Return whether a topic of that name existed all the time."""
         return any(
             bind.end <= start and not any(gone.end > bind.start and gone.start < end for gone in self.unbinds[name])
             for bind in self.binds[name]
         )
 
     def surely_gone(self, name: str, start: int, end: int) -> bool:
-        """Whether no topic of that name was there at any time."""
+        """Return whether no topic of that name existed at any time."""
         binds = [bind for bind in self.binds[name] if bind.start < end]
         return not binds or any(
             gone.end <= start
@@ -372,7 +372,7 @@ class Checker:
         return Checker([one for one in self.events if one is not event])
 
     def check_ids(self) -> None:
-        """A call by name reached a topic that had the name; and none that was deleted before it began."""
+        """Check that a call by name reached a topic with that name, which was not deleted before the call began."""
         for event in self.events:
             if event.is_pending or event.error or event.what not in ("append", "read", "partitions", "set", "rename"):
                 continue
@@ -384,7 +384,9 @@ class Checker:
             assert event.start < self.deleted.get(topic_id, NEVER), event
 
     def check_appends(self, left: dict[str, dict[int, dict[int, bytes]]]) -> None:
-        """What was acknowledged is there, where it was said to be; nothing was acknowledged by what was deleted."""
+        """Check that each acknowledged record has its value at its offset, and was not acknowledged by a
+        deleted topic.
+        """
         contents: dict[tuple[str, int, int], bytes] = {}
         appends = [e for e in self.events if e.what.startswith("append") and not e.is_pending and not e.error]
         for event in appends:
@@ -414,7 +416,7 @@ class Checker:
         assert len(left.keys() - known) <= sum(e.is_pending for e in made)
 
     def check_settings(self, store: LogStore, names: dict[str, str]) -> None:
-        """What one process has set no other one takes back; partitions never become fewer."""
+        """Check that no process undid a setting of another one, and that no topic lost partitions."""
         for topic_id, name in names.items():
             topic = store.topic(name)
             settings = topic.config.to_mapping()
@@ -427,7 +429,7 @@ class Checker:
                     assert int(settings.get(KEYS[event.worker], 0)) >= event.arguments[1], (event, settings)
 
     def check_positions(self, store: LogStore) -> None:
-        """Every position is one of the topic that was read, under whatever name; none shows for another topic."""
+        """Check that each committed offset belongs to the topic that was read, under any of its names."""
         for group in store.group_offsets.groups_with_any_offset():
             for where, one in store.group_offsets.by_topic_id(group).items():
                 assert one.metadata in ("", where.topic_id), (group, where, one)
@@ -440,7 +442,7 @@ class Checker:
                     assert event.start < self.deleted.get(topic_id, NEVER), event
 
     def check_transactions(self, committed: dict[str, set[bytes]]) -> None:
-        """All of it is there, or nothing, in the topics that are left: what was committed, not what was aborted."""
+        """Check that a committed transaction is complete in the remaining topics, and an aborted one is invisible."""
         for event in self.events:
             if event.what != "transact":
                 continue
@@ -485,7 +487,7 @@ def _check(path: Path, events: list[Event]) -> None:
 
 
 def _run_round(folder: Path, seed: int) -> list[Event]:
-    """One round: what was done in it, once it was found to be in order."""
+    """Run and check one round, and return its events."""
     rng = random.Random(seed)
     path = folder / "store"
     with segmentlog.open(path, background=False):
@@ -520,7 +522,7 @@ def _run_round(folder: Path, seed: int) -> list[Event]:
 @pytest.mark.long(minutes=0.4)
 @pytest.mark.timeout(0)
 def test_administration_beside_work(tmp_path: Path) -> None:
-    """No call of any process returns what it could not, whatever the others do at the same time, killed or not."""
+    """Each result of each call is possible, given the calls of other processes and the times of their kills."""
     tally: dict[str, int] = defaultdict(int)
     rounds = 0
     for seed in itertools.count(SEED):

@@ -1,7 +1,7 @@
-"""A process dies in the middle of something, another one builds upon what it sees of it, and then the power is cut.
+"""A process dies in the middle of a call, another one builds upon its unsynced writes, and then the power is cut.
 
-What the first one wrote it may not have synced, and nobody else is about to. What the second one was told is on disk,
-or was handed as committed, is there afterwards, and so are the names that lead to it.
+The dead process may not have synced its writes, and no other process will. Records that the second process got as
+durable or as committed must exist afterwards, and so must the names that lead to them.
 
 SEGMENTLOG_FAULTS_EVERY  1: the process dies at each call of a commit; 4, the default: at each fourth call.
 """
@@ -34,7 +34,7 @@ Work = Callable[[LogStore], object]
 
 
 def _process(disk: SimulatedDisk) -> LogStore:
-    """The store, as a process has it that leaves things as they are when it ends."""
+    """Open the store as a process that does nothing when it ends."""
     store = LogStore(PATH, fs=disk.process(), clock=FakeClock(), background=False)
     store.close = lambda: None  # type: ignore[method-assign]
     return store
@@ -124,7 +124,7 @@ def test_what_is_durable_in_a_store_has_a_name() -> None:
 
 
 def _pair(store: LogStore) -> tuple[list[bytes | None], list[bytes | None]]:
-    """What is committed in both topics."""
+    """Return the committed values of both topics."""
     logs = [store.topic(name).partition(0) for name in "xy"]
     x, y = ([value for batch in log.read(0, isolation="read_committed") for value in batch.values] for log in logs)
     return x, y
@@ -140,7 +140,7 @@ def _commit(store: LogStore) -> Callable[[], object]:
 
 
 def _commit_remotely(store: LogStore) -> Callable[[], object]:
-    """The same of a server's client."""
+    """Return a function that commits the transaction of a server's client."""
     remote = store.transactions.server_transactions
     numbers = remote.register("n", 60_000)
     logs = [store.topic(name).partition(0) for name in ("x", "y")]
@@ -151,9 +151,9 @@ def _commit_remotely(store: LogStore) -> Callable[[], object]:
 
 
 def _end_again(store: LogStore) -> None:
-    """The client has had no answer, and asks another worker of the server."""
+    """Repeat the client's request, which had no answer, at another worker of the server."""
     state = store.transactions.states()["n"]
-    with suppress(WrongState):  # it was told, and a crash would be no reason to ask again
+    with suppress(WrongState):  # the client had an answer, so it would not ask again after a crash
         store.transactions.server_transactions.end_transaction(
             "n", ProducerIdAndEpoch(state.producer_id, state.epoch), committed=True
         )

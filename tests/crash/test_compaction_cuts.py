@@ -33,14 +33,14 @@ VARIANTS = int(os.environ.get("SEGMENTLOG_COMPACTION_VARIANTS", "1"))
 
 @pytest.mark.long(minutes=0.7)
 def test_no_key_loses_its_last_records_at_any_crash_state() -> None:
-    """One and three processes: the last records of each key are there, and what a tombstone took stays away."""
+    """One and three processes: the last records of each key exist, and records before a tombstone stay deleted."""
     states = run_until(STATES, run_compaction_trial, *jobs("compaction cuts", (1, 3), (VARIANTS,)))
     assert states >= STATES or given_seed() is not None
     print(f"{states:,} crash states")
 
 
 def test_a_cleaner_that_forgets_a_record_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The trial is no formality: one survivor in a batch of several is left out, and found missing."""
+    """The trial detects a cleaner that leaves out one survivor in a batch of several."""
     from segmentlog.policy.offset_map import OffsetMap
 
     real = OffsetMap.kept
@@ -106,7 +106,7 @@ def _kept(shown: dict[int, Said]) -> list[Kept]:
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_failure_at_any_call_of_a_pass_leaves_the_log_whole(fault: str) -> None:
-    """In this process, in the next one, and after a power cut; and a pass without it then does the rest.
+    """The log is intact in this process, in the next one, and after a power cut; the next pass does the rest.
 
     Every call with SEGMENTLOG_COMPACTION_STATES of 100,000 and more, else every fifth, the seed decides which.
     """
@@ -158,7 +158,7 @@ def _go_on(life: Life, log: Partition, before: dict[int, Said], wanted: set[int]
     try:
         log.append([b"on"], [b"after"])
         log.compact()
-    except PartitionFailed:  # an fsync of the log itself failed, and the log says so until it is opened anew
+    except PartitionFailed:  # an fsync of the log itself failed, and the log is failed until it is opened again
         log.abandon()
         log = life.opened(next(life.disk.point().crashes(random.Random(1), 1)))
         log.compact()
@@ -174,7 +174,7 @@ def _go_on(life: Life, log: Partition, before: dict[int, Said], wanted: set[int]
 
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
 def test_a_failed_fsync_of_a_copy_does_not_fail_the_partition(error: int) -> None:
-    """The log itself is as it was: appends go on, and a later pass makes the copy anew."""
+    """The log itself is unchanged: appends succeed, and a later pass writes a new copy."""
     life = Life()
     copies: set[int] = set()
     process = life.process

@@ -33,7 +33,7 @@ SETTINGS: dict[str, Any] = {
 
 
 class OneBoot(FileSystem):
-    """The real file system of a machine that was started at a time of our choosing."""
+    """The real file system of a machine whose boot time the test chooses."""
 
     def __init__(self, boot: str) -> None:
         self._boot = boot
@@ -45,8 +45,8 @@ class OneBoot(FileSystem):
 class Keeper:
     """A process that compacts or appends, and the last durable record of each of its keys.
 
-    Of the key that it was appending when it was killed nothing is known: what it did not live to report may be there,
-    and if that was a tombstone, a later pass may have removed the key with all that was known of it.
+    The state of the key that it was appending when it was killed is unknown. The record may exist although the process
+    did not report it. If it was a tombstone, a later pass may have removed all records of the key.
     """
 
     def __init__(self, store: Path, job: str, seed: int, boot: str = "") -> None:
@@ -75,7 +75,7 @@ class Keeper:
                     self._pending = None
 
     def wait_ready(self) -> None:
-        """Starting Python takes longer than a round."""
+        """Wait until the process is ready: starting Python takes longer than a round."""
         assert self._ready.wait(60), "it does not start"
 
     def kill(self) -> None:
@@ -90,7 +90,7 @@ class Keeper:
 
 
 def check(partition: segmentlog.Partition, last: dict[bytes, tuple[int, bytes | None]]) -> None:
-    """Of each key the last record is there, or a newer one; behind a tombstone nothing older is."""
+    """Check that each key has its last record or a newer one, and no record from before a tombstone."""
     newest: dict[bytes, tuple[int, bytes | None]] = {}
     for batch in partition.read(partition.log_start_offset):
         for offset, key, value in zip(batch.offsets.tolist(), batch.keys, batch.values, strict=True):
@@ -107,14 +107,14 @@ def check(partition: segmentlog.Partition, last: dict[bytes, tuple[int, bytes | 
 
 
 def damage(partition: segmentlog.Partition) -> list[Any]:
-    """What `verify` finds."""
+    """Return the findings of `verify` that are damage."""
     found = inspect_partition(FileSystem(), partition.folder, "t", 0, partition.config, Tally())
     return [finding for finding in found.findings if finding.severity == "damage"]
 
 
 @pytest.mark.parametrize("seed", seeds("compaction kills"))
 def test_killed_cleaners_and_writers_lose_no_last_record(tmp_path: Path, seed: int) -> None:
-    """While a reader reads; and passes go on where the dead one stopped."""
+    """A reader reads during the kills, and passes continue where the dead process stopped."""
     rng = random.Random(seed)
     rounds = share(ROUNDS, "compaction kills")
     path = tmp_path / "store"
@@ -156,7 +156,7 @@ def test_killed_cleaners_and_writers_lose_no_last_record(tmp_path: Path, seed: i
 
 @pytest.mark.parametrize("seed", seeds("compaction crashes"))
 def test_power_cuts_during_compaction_lose_no_last_record(disk: CrashFS, seed: int) -> None:
-    """On real files: the copies, links and renames of a pass that was killed, and then half forgotten by the disk."""
+    """On real files, a pass is killed, and then the disk forgets half of its copies, links and renames."""
     rng = random.Random(seed)
     crashes = share(CRASHES, "compaction crashes")
     path = disk.path / "store"
@@ -185,7 +185,7 @@ def test_power_cuts_during_compaction_lose_no_last_record(disk: CrashFS, seed: i
 
 
 def look() -> None:
-    """In a process of its own, whose death lets go of the mount: check, compact, check again."""
+    """Check, compact and check again. This runs in another process, so that its end frees the mount."""
     import ast
 
     path, boot, last = sys.argv[1:4]

@@ -1,9 +1,9 @@
-"""A disk that forgets what was not synced: that it does, and what a log on it keeps of its promises.
+"""CrashFS forgets data that was not synced, and a log on it keeps its guarantees.
 
     SEGMENTLOG_CRASHFS_ROUNDS=200 SEGMENTLOG_SEED=42 pytest tests/crash/test_crashfs.py
 
-A seed repeats what the writers do, when they are killed and which choice a crash makes; how
-far the writers had come when they were killed is up to the machine.
+A seed repeats the actions of the writers, the times of their kills and the choices of a crash. How far the writers
+got before they were killed depends on the machine.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Machine:
         )
 
     def run(self, *jobs: tuple[str, list[object]], seconds: float | None = None) -> list[list[Any]]:
-        """Run jobs at the same time, to their end or for so long; what they told."""
+        """Run jobs at the same time, to their end or for ``seconds``; return the lines that they wrote."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         order = {"path": str(self.path), "boot": f"boot-{self.boots}", "jobs": jobs, "seconds": seconds}
@@ -87,7 +87,7 @@ class Machine:
 @pytest.mark.parametrize("fsync", ["always", "20ms", "50records", "8192bytes", "never"])
 @pytest.mark.parametrize("seed", seeds("crashfs"))
 def test_promises_survive_power_cuts(disk: CrashFS, fsync: str, writers: int, seed: int) -> None:
-    """What was durable is there whole, no offset names two records, and all that is gone lies in a lost range."""
+    """All durable records exist, no offset names two records, and every missing offset is in a lost range."""
     rng = random.Random(f"{seed} {fsync} {writers}")
     rounds = share(ROUNDS, "crashfs")
     history = History()
@@ -105,7 +105,7 @@ def test_promises_survive_power_cuts(disk: CrashFS, fsync: str, writers: int, se
             seconds = rng.uniform(0.01, 0.06)
             told = machine.run(*jobs, seconds=seconds)
             while number == rounds - 1 and not len(history) and not _wrote(told) and seconds < 60:
-                # On a busy machine none came to write in that time, which proves nothing.
+                # On a busy machine, no writer may have appended in that time, which proves nothing.
                 seconds *= 2
                 learn(history, told, story)
                 told = machine.run(*jobs, seconds=seconds)
@@ -126,10 +126,11 @@ def _wrote(told: list[list[Any]]) -> bool:
 
 
 def learn(history: History, told: list[list[Any]], story: list[str]) -> None:
-    """Enter what processes of one boot told.
+    """Enter the lines of the processes of one boot.
 
-    Below the durable offset of that boot everything told in it is durable, told early or late;
-    not what was told in earlier ones, which a crash that nobody has looked at yet may have taken.
+    All records below the durable offset of that boot are durable, also those that were reported before.
+
+    This does not hold for records of earlier boots: a crash that no process has noticed yet may have taken them.
     """
     durable_offset = max((what[0] for kind, *what in told if kind == "durable"), default=0)
     for kind, *what in told:
@@ -166,19 +167,19 @@ def fail(story: list[str], what: str) -> None:
 
 
 def tell(*what: object) -> None:
-    """One line in one write: a pipe takes up to 4096 bytes whole or not at all, also from a process that is killed."""
+    """Write a line with one call: a pipe takes up to 4096 bytes at once, also from a killed process."""
     line = json.dumps(what).encode() + b"\n"
     assert len(line) <= 4096
     os.write(1, line)
 
 
 def value_of(name: str) -> bytes:
-    """The record of that name; the name tells the length of it, so that one half overwritten is seen."""
+    """Return the record of that name. The name contains its length, so that a half overwritten record is detected."""
     return name.encode() + b":" + b"x" * int(name.rpartition(":")[2])
 
 
 def name_of(value: bytes | None) -> str:
-    """The name in a record, if the record is whole."""
+    """Return the name in a record, if the record is complete."""
     assert value is not None
     name = value.rpartition(b":")[0].decode()
     return name if value_of(name) == value else f"damaged {value!r}"
@@ -190,7 +191,7 @@ def make(store: LogStore, fsync: str) -> None:
 
 
 def write(store: LogStore, writer: str, seed: int, always: bool) -> None:
-    """Append for ever and tell what was acknowledged."""
+    """Append until the process is killed, and report the acknowledged records."""
     rng = random.Random(seed)
     partition: Partition = store.topic("t").partition(0)
     number = 0
@@ -208,7 +209,7 @@ def write(store: LogStore, writer: str, seed: int, always: bool) -> None:
 
 
 def follow(store: LogStore, reader: str) -> None:
-    """Read for ever, in turns what is durable and what is there, and tell what was handed."""
+    """Read until the process is killed, durable records and all records in turn, and report them."""
     partition = store.topic("t").partition(0)
     positions = {True: 0, False: 0}
     while True:

@@ -30,12 +30,12 @@ TARGET = "out"
 STRIKES = 10
 """Kills and stops in the life of one store."""
 GAMES_MORE = 30
-"""On a busy machine some kind of event may not have come in time: so many games more are played until it does."""
+"""On a busy machine, some kind of event may be missing: at most this many more games are played until it comes."""
 
 
 @pytest.fixture(scope="module")
 def nursery() -> Iterator[Nursery]:
-    """One for all tests."""
+    """Yield one nursery for all tests."""
     made = Nursery(WORKER)
     yield made
     made.close()
@@ -75,13 +75,13 @@ class Game(Cast):
         self.close()
 
     def make(self) -> None:
-        """The store and its topics."""
+        """Create the store and its topics."""
         with segmentlog.LogStore(self.path, background=False) as store:
             for topic, partitions in {**TOPICS, TARGET: 2}.items():
                 store.create_topic(topic, partitions, segment_bytes=self.rng.choice((3000, 1 << 20)), fsync="never")
 
     def enter(self, order: dict[str, Any]) -> int:
-        """One more process."""
+        """Start one more process."""
         return self.spawn(order, boot=self.boot, background=self.rng.random() < 0.5)
 
     def strike(self) -> None:
@@ -133,7 +133,10 @@ class Game(Cast):
 
 @pytest.mark.long(minutes=0.4)
 def test_killed_and_stopped_processes_tear_no_transaction(tmp_path: Path, nursery: Nursery) -> None:
-    """Nothing lost, nothing doubled, all or nothing, exactly once, one owner; and nothing is blocked afterwards."""
+    """Processes are killed and stopped: no record is lost or doubled, transactions are atomic, and all work ends.
+
+    Pipelines work exactly once, and a partition has one owner.
+    """
     games = max(-(-ROUNDS // STRIKES), 2)
     totals = dict.fromkeys(("committed", "aborted", "unknown", "acknowledged", "handed", "owned"), 0)
     seen: set[str] = set()
@@ -156,13 +159,13 @@ def test_killed_and_stopped_processes_tear_no_transaction(tmp_path: Path, nurser
 
 
 def test_readers_that_are_shown_aborted_records_are_caught(tmp_path: Path, nursery: Nursery) -> None:
-    """The check is no formality. (A pipeline that took such a record for its input may also never come to an end.)"""
+    """The checker catches such readers. (A pipeline with such a record as input may also never end.)"""
     with pytest.raises(AssertionError, match=r"dirty|aborted|pipeline|ended with"):
         _play_broken(tmp_path, nursery, ["aborts"])
 
 
 def test_zombies_that_nobody_fences_are_caught(tmp_path: Path, nursery: Nursery) -> None:
-    """Two instances of a name count, and who was aborted commits; or a worker meets what cannot be."""
+    """Two instances of a name count, and an aborted one commits; or a worker finds an impossible state."""
     with pytest.raises(
         AssertionError, match=r"miscounted|doubled|half|uncommitted|aborted|dirty|pipeline|ended with 1"
     ):
@@ -181,7 +184,7 @@ def _play_broken(folder: Path, nursery: Nursery, broken: list[str]) -> None:
 
 @pytest.mark.parametrize("seed", seeds("delivery crashes"))
 def test_power_cuts_tear_no_transaction(disk: CrashFS, tmp_path: Path, nursery: Nursery, seed: int) -> None:
-    """On real files: everybody is killed, and then the disk forgets half of what was not synced."""
+    """On real files, all processes are killed, and then the disk forgets half of the unsynced data."""
     rounds = share(max(ROUNDS // 10, 2), "delivery crashes")
     history = checker.History()
     with Game(tmp_path / "game", seed, nursery, disk) as game:

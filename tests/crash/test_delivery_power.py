@@ -18,7 +18,7 @@ STATES = int(os.environ.get("SEGMENTLOG_DELIVERY_STATES", "500"))
 
 
 def test_no_transaction_is_torn_at_any_crash_state() -> None:
-    """All or nothing, committed is committed, and readers saw nothing else: wherever the power is cut."""
+    """At any power cut, transactions are atomic, committed ones stay, and readers saw only committed records."""
     states = run_until(STATES, run_trial, *jobs("delivery power cuts"))
     assert states >= STATES or given_seed() is not None
     print(f"{states:,} crash states")
@@ -44,7 +44,7 @@ def test_no_transaction_is_torn_at_any_crash_state() -> None:
 def test_a_broken_library_is_caught(
     monkeypatch: pytest.MonkeyPatch, broken: str, how: Callable[..., object], caught: str
 ) -> None:
-    """The trial is no formality: without one of its precautions the library is found out."""
+    """The trial detects a library that lacks one of its precautions."""
 
     def run() -> None:
         for seed in range(1, 41):

@@ -38,7 +38,7 @@ FAULTS = {
 
 
 class Workload:
-    """Appends, syncs, rolls, trims and reads of one process; what fails is noted, and the work goes on."""
+    """Appends, syncs, rolls, trims and reads of one process, which records errors and continues."""
 
     def __init__(self, policy: str) -> None:
         self.config = TopicConfig.from_mapping({"fsync": policy, "segment_records": 9, "index_interval_bytes": 100})
@@ -64,7 +64,7 @@ class Workload:
                 self._step(log, step)
             except PartitionFailed as error:
                 self.refused.append(error)
-                log = None  # until it is opened anew
+                log = None  # until the log is opened again
             except (SegmentlogError, OSError) as error:
                 self.refused.append(error)
 
@@ -87,7 +87,7 @@ class Workload:
         self.history.acknowledged(base_offset, values, durable=durable or self.policy == "always")
 
     def check(self, disk: SimulatedDisk) -> None:
-        """The next process finds everything that was promised, and appends."""
+        """Check that the next process finds everything that was promised, and that it can append."""
         log = self.opened(disk)
         contents = values_by_offset(log)
         ranges = [(lost.base_offset, lost.end_offset) for lost in log.lost_ranges()]
@@ -100,7 +100,7 @@ class Workload:
     ("fault", "policy"), [*product(FAULTS, ("always", "never")), ("EIO", "4records"), ("death", "4records")]
 )
 def test_a_failure_at_any_call_breaks_no_promise(fault: str, policy: str) -> None:
-    """In the same process, in the next one, and after a power cut that follows."""
+    """The same process, the next one, and one after a power cut find everything that was promised."""
     methods = _calls_of(policy)
     assert len(methods) > 150
     assert {"pwritev", "fdatasync", "fsync", "ftruncate", "open", "flock", "fstat"} <= set(methods)

@@ -1,4 +1,4 @@
-"""Forks: a thread is stopped at each point of its work in turn, another forks, and both processes go on."""
+"""Forks: a thread is stopped at each point of its work in turn, another one forks, and both processes continue."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from segmentlog.inspection.store_inspection import inspect_store
 POINTS = int(os.environ.get("SEGMENTLOG_FORK_POINTS", "4"))
 """How many points of each operation, of either kind; 0 for every call, and `_MOST` of the instructions."""
 _MOST = 1000
-"""Of some 200,000 instructions, at five trials a second."""
+"""Points that are tried, of some 200,000 instructions, at five trials a second."""
 SEED = int(os.environ.get("SEGMENTLOG_SEED", str(random.randrange(1 << 30))))
 
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """In memory where that can be: an fsync takes longer than all the rest of a trial, and is not what is tried."""
+    """Yield a folder in memory if possible: an fsync takes longer than the rest of a trial, and is not the subject."""
     with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as path:
         yield Path(path)
 
@@ -33,8 +33,10 @@ def folder() -> Iterator[Path]:
 @pytest.mark.parametrize("kind", ["calls", "instructions"])
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_a_child_uses_the_store_whatever_another_was_at(operation: str, kind: str, folder: Path) -> None:
-    """Wherever another thread of the parent was: a child does every kind of work with the store that it inherited, the
-    parent goes on, nothing is appended twice or lost, and after the parent's close no lock stays taken."""
+    """Wherever another thread of the parent was, a child does every kind of work with the store that it inherited.
+
+    The parent continues, no record is doubled or lost, and after the parent's close no process holds a lock.
+    """
     path = folder / "store"
     prepare(path)
     with watched_locks():
@@ -68,7 +70,7 @@ def test_a_child_uses_the_store_whatever_another_was_at(operation: str, kind: st
 
 
 def test_children_of_a_busy_parent_work(folder: Path) -> None:
-    """Nothing is stopped: threads append, read and look up, background work runs, and every child does its work."""
+    """No thread is stopped: threads append, read and search, background work runs, and every child does its work."""
     path = folder / "store"
     prepare(path)
     problem = try_busy(path, 4 * (POINTS or 100))

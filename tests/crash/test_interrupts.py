@@ -1,7 +1,8 @@
 """Interrupts: every public operation, ended by an exception at every place where a signal handler may raise one.
 
-Of each operation a sample of its points is tried, `SEGMENTLOG_INTERRUPT_POINTS` many (0: all of them), which
-moves with the seed, so that many runs try all; and each time every point in the functions that take and release locks.
+Each run tries a sample of the points of each operation, `SEGMENTLOG_INTERRUPT_POINTS` of them (0: all). The sample
+changes with the seed, so that many runs try all. Every run tries every point in the functions that take and release
+locks.
 """
 
 from __future__ import annotations
@@ -46,12 +47,12 @@ CRITICAL = (
     "Syncer.sync",
 )
 CRITICAL_MAX = 60
-SOON_S = 3.0  # a second on an idle machine; whoever waits for good is given ten times as long
+SOON_S = 3.0  # a second on an idle machine; an endless wait is detected after ten times as long
 FAILURES_SHOWN = 12
 
 
 class TimedOut(TimeoutError):
-    """What a handler of SIGALRM may raise: an OSError, but none of the disk's."""
+    """An exception that a handler of SIGALRM may raise: an OSError, but not one of the disk."""
 
 
 class QuickFileSystem(FileSystem):
@@ -89,7 +90,7 @@ class Peer:
 
 @pytest.fixture(scope="module")
 def peer() -> Iterator[Peer]:
-    """One for all tests: it takes a while to start."""
+    """Yield one peer for all tests: it takes a while to start."""
     peer = Peer()
     gc.collect()
     gc.freeze()
@@ -107,7 +108,7 @@ class World:
         self.store = segmentlog.LogStore(self.path, background=False, fs=fs or QuickFileSystem())
         self.store.create_topic("t", config=config)
         self.names: dict[int, bytes | None] = {}
-        """What each offset was seen to hold."""
+        """Values that were seen at each offset."""
         self.acked: dict[int, bytes] = {}
         self.once: set[bytes] = set()
         """Values that may be there once only."""
@@ -121,7 +122,7 @@ class World:
         return self.store.topic("t").partition(0)
 
     def is_large(self) -> bool:
-        """Looking at all of it costs more than beginning anew."""
+        """Return whether the log is so large that checking it costs more than starting a new one."""
         return self.number > 4000 or len(os.listdir(f"{self.path}/t/0")) > 100
 
     def value(self) -> bytes:
@@ -136,7 +137,7 @@ class World:
         return offset
 
     def open_again(self) -> None:
-        """If its store was to be closed, close it and open another one."""
+        """Close the store if that was requested, and open it again."""
         if self.is_closing:
             self.store.close()
             self.store = segmentlog.LogStore(self.path, background=False, fs=QuickFileSystem())
@@ -153,7 +154,7 @@ class World:
     # ------------------------------------------------------------ the checks
 
     def problems(self) -> Iterator[str]:
-        """What is not as it should be after an interrupt."""
+        """Yield the problems after an interrupt."""
         self.open_again()
         if not dropped_are_closed():
             yield "a store that was dropped is not closed"
@@ -213,7 +214,7 @@ class World:
             yield "records were appended twice"
 
     def left_open(self) -> list[str]:
-        """Files of this case that are deleted, and whose descriptors nobody closed."""
+        """Return the deleted files of this case whose descriptors are still open."""
         links = []
         for fd in os.listdir("/proc/self/fd"):
             with contextlib.suppress(OSError):
@@ -240,7 +241,7 @@ Operation = Callable[[], object]
 
 
 def append_plain(world: World) -> Operation:
-    """One record."""
+    """Append one record."""
     return world.append
 
 
@@ -265,7 +266,7 @@ def append_durable(world: World) -> Operation:
 
 
 def append_stamped(world: World) -> Operation:
-    """A repeat under the same numbers is appended once, and is acknowledged with where it is."""
+    """Repeat an append with the same sequence numbers: it is appended once, and acknowledged with its offset."""
     next_number, values = [0], [world.value(), world.value()]
     world.once.update(values)
 
@@ -280,7 +281,7 @@ def append_stamped(world: World) -> Operation:
 
 
 def durable_among_others(world: World) -> Operation:
-    """With three other threads appending durably all the while; they are done within a second as well."""
+    """Append durably while three other threads do so as well; they end within a second, too."""
 
     def append() -> None:
         stop = threading.Event()
@@ -306,7 +307,7 @@ def durable_among_others(world: World) -> Operation:
 
 
 def producers_among_others(world: World) -> Operation:
-    """Durable batches under numbers, with three other producers; whoever was told of an error repeats his batch."""
+    """Append durable batches with sequence numbers, like three other producers; repeat a batch after an error."""
     sequences = [0] * 4
     pending: dict[int, bytes] = {}
 
@@ -342,24 +343,24 @@ def producers_among_others(world: World) -> Operation:
 
 
 def read(world: World) -> Operation:
-    """Every batch of several segments."""
+    """Read every batch of several segments."""
     world.append(20)
     return lambda: [list(batch.values) for batch in world.log.read(world.log.log_start_offset)]
 
 
 def find_timestamp(world: World) -> Operation:
-    """Through the time indexes."""
+    """Find a timestamp through the time indexes."""
     world.append(20)
     return lambda: world.log.offset_for_timestamp(5)
 
 
 def roll(world: World) -> Operation:
-    """By hand."""
+    """Roll the active segment."""
     return lambda: (world.append(), world.log.roll())
 
 
 def trim(world: World) -> Operation:
-    """From the front."""
+    """Trim the log."""
 
     def cut() -> None:
         world.append(8)
@@ -370,7 +371,7 @@ def trim(world: World) -> Operation:
 
 
 def truncate(world: World) -> Operation:
-    """From the end."""
+    """Truncate the log."""
 
     def cut() -> None:
         offset = world.append(8)
@@ -382,7 +383,7 @@ def truncate(world: World) -> Operation:
 
 
 def compact(world: World) -> Operation:
-    """After a roll."""
+    """Compact after a roll."""
     world.compacts = True
 
     def clean() -> None:
@@ -394,7 +395,7 @@ def compact(world: World) -> Operation:
 
 
 def retain(world: World) -> Operation:
-    """By size."""
+    """Apply retention by size."""
 
     def remove() -> None:
         world.append(12)
@@ -405,12 +406,12 @@ def retain(world: World) -> Operation:
 
 
 def flush(world: World) -> Operation:
-    """After an append."""
+    """Flush after an append."""
     return lambda: (world.append(5), world.log.flush())
 
 
 def open_and_close(world: World) -> Operation:
-    """Another object for the same store, opened, appended to, closed."""
+    """Open another object for the same store, append, and close it."""
 
     def use() -> None:
         store = segmentlog.LogStore(world.path, background=False, fs=QuickFileSystem())
@@ -425,7 +426,7 @@ def open_and_close(world: World) -> Operation:
 
 
 def drop(world: World) -> Operation:
-    """Another object for the same store, appended to and dropped: a thread closes it."""
+    """Open another object for the same store, append, and drop it: a thread closes it."""
 
     def use() -> None:
         store = segmentlog.LogStore(world.path, background=False, fs=QuickFileSystem())
@@ -438,7 +439,7 @@ def drop(world: World) -> Operation:
 
 
 def close_again(world: World) -> Operation:
-    """A close that was interrupted is completed by the next one."""
+    """Close the store again after an interrupted close: the second call completes it."""
 
     def close() -> None:
         world.append()
@@ -506,7 +507,7 @@ def producer_life(world: World) -> Operation:
 
 
 def transact(world: World) -> Operation:
-    """One committed, one aborted."""
+    """Commit one transaction and abort another."""
     producer = world.store.producer(name="transactional")
     world.closers.append(producer.close)
 
@@ -529,7 +530,7 @@ def transact(world: World) -> Operation:
 
 
 def consume(world: World) -> Operation:
-    """To the end, without a group."""
+    """Consume to the end, without a group."""
     consumer = world.store.consumer("t")
     world.closers.append(consumer.close)
 
@@ -555,7 +556,7 @@ def follow(world: World) -> Operation:
 
 
 def group_life(world: World) -> Operation:
-    """A member comes, reads, commits and leaves."""
+    """Join a group, read, commit and leave."""
 
     def take_part() -> None:
         world.append(3)
@@ -568,7 +569,7 @@ def group_life(world: World) -> Operation:
 
 
 def group_member(world: World) -> Operation:
-    """A member that stays goes on after each interrupt."""
+    """Continue as the same member after each interrupt."""
     consumer = world.store.consumer("t", group="h", max_poll_records=2)
     world.closers.append(consumer.close)
 
@@ -586,7 +587,7 @@ def group_member(world: World) -> Operation:
 
 
 def group_join(world: World) -> Operation:
-    """A member goes on with the partitions that it was about to take, or to hand over, when it was interrupted."""
+    """Interrupt a member while it takes or hands over partitions, and continue with it."""
     kept: list[Any] = []
     leaving = [False]
 
@@ -668,7 +669,7 @@ def test_interrupted_anywhere(
     tmp_path: Path, peer: Peer, case: Callable[[World], Operation], config: dict[str, Any], kind: type[BaseException],
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Whatever an interrupt ends: no lock stays held, everybody gets on, the log is whole, and doing it again works."""
+    """After any interrupt, all locks are released, other processes work, the log is intact, and a retry succeeds."""
     rng = random.Random(f"{SEED}/{case.__name__}/{kind.__name__}")
     dropped: list[object] = []  # by Python: an interrupt in a finalizer, or another callback of its own, ends there
     monkeypatch.setattr(sys, "unraisablehook", lambda lost: dropped.append(lost.exc_type))
@@ -734,7 +735,7 @@ def test_interrupted_anywhere(
 
 @pytest.mark.filterwarnings("ignore:store .* was not closed:ResourceWarning")
 def test_interrupted_while_it_is_dropped(tmp_path: Path, peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wherever the finalizer of a store is interrupted: it is closed."""
+    """The store is closed wherever its finalizer is interrupted."""
     monkeypatch.setattr(sys, "unraisablehook", lambda hook: None)
     with segmentlog.LogStore(tmp_path / "s", background=False) as store:
         store.create_topic("t")
@@ -765,7 +766,7 @@ def _close_within(world: World, seconds: float) -> None:
 
 @pytest.mark.parametrize("others", [0, 1, 3])
 def test_signals_hammering_on_group_commit(tmp_path: Path, others: int) -> None:
-    """Real signals, for a second or two: waiting is ended as well as working, and nobody else notices."""
+    """Real signals for a second or two end waiting and working; other threads and processes are not affected."""
     log = Partition(str(_made(tmp_path / "t")), "t", 0, TopicConfig, fs=QuickFileSystem())
     acked: dict[int, bytes] = {}
     lost: list[str] = []
@@ -843,7 +844,7 @@ NOT_IN_A_STORM = (truncate, open_and_close, close_again, drop, durable_among_oth
 STORM_CASES = [(case, config) for case, config in CASES if case not in NOT_IN_A_STORM]
 STORM_APPENDS = 30
 STORM_INTERRUPTS = 3000
-"""Enough for the others to append so many records: they need some 50 to 250."""
+"""Enough interrupts for the others to append all records: they need some 50 to 250."""
 
 
 @pytest.mark.parametrize("policy", ["always", "never"])

@@ -1,7 +1,7 @@
-"""Errors of a process are not deaths of the disk: what one may not open, lock or map is its own affair.
+"""An error of one process does not fail the disk: a file that it may not open, lock or map affects only that process.
 
-Two processes have a log open. Each call that opens, maps, locks or looks fails in turn in one of them, and with an
-error of a limit or a right: the other one notices nothing, and the first goes on, on the same objects, once the
+Two processes have a log open. In one of them, each call that opens, maps, locks or looks fails in turn, with an error
+of a limit or a permission. The other process is not affected, and the first continues with the same objects once the
 cause is gone.
 """
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("small_steps")
 
 FOLDER = "/t/0"
 LOOKS = ("open", "map_file", "flock", "fstat", "stat", "listdir", "pread", "fallocate", "mkdir", "unlink", "rename")
-"""Calls after whose failure no file is other than it was. An unlock takes nothing, and does not fail."""
+"""Calls whose failure changes no file. An unlock needs no resource, so it does not fail."""
 WRITES = ("pwritev", "ftruncate", "link", "replace")
 ERRORS = (errno.EMFILE, errno.ENFILE, errno.EACCES, errno.ENOMEM, errno.EINTR, errno.ENOLCK)
 WRITE_ERRORS = (errno.EINTR, errno.EFBIG, errno.ENOMEM, errno.EPERM)
@@ -84,7 +84,7 @@ class TwoProcesses:
         self.history.acknowledged(base_offset, values, durable=durable or self.policy == "always")
 
     def work(self, first: Partition | None, second: Partition) -> Partition:
-        """Every kind of work in the one, and after each step appends and a read in the other."""
+        """Do every kind of work in one process; after each step, append and read in the other one."""
         for step in range(13):
             for attempt in range(2):  # the second one meets no error any more
                 number = self._number
@@ -105,12 +105,12 @@ class TwoProcesses:
 
     def _check_told(self, error: BaseException, step: int, attempt: int) -> None:
         assert not isinstance(error, PartitionFailed), error
-        # The lock itself, and a reader's files, are told in the system's own words.
+        # Errors of the lock itself, and of a reader's files, are the system's.
         assert isinstance(error, ProcessLimitError) or self.failed == "flock" or step == 11, repr(error)
         assert attempt == 0, f"step {step} fails again: {error!r}"
 
     def _check_appended(self, error: BaseException, second: Partition) -> None:
-        """Whether the records of an append are there is said by its error."""
+        """Check that the error of an append says rightly whether its records exist."""
         if isinstance(error, ProcessLimitError):
             *_, last = (value or b"" for value in values_by_offset(second).values() if value != _PADDING)
             assert error.appended == last.startswith(b"%d:" % self._number), error
@@ -134,7 +134,7 @@ class TwoProcesses:
             self.append(log, durable=step in (2, 12), count=25 if step == 6 else 1)
 
     def close(self, log: Partition) -> None:
-        """It may be told that the log was not left clean; the descriptors are gone."""
+        """Close the log. It may raise that the log is not clean, but its descriptors are closed."""
         try:
             log.close()
         except ProcessLimitError as error:
@@ -144,7 +144,7 @@ class TwoProcesses:
                 raise
 
     def check_well(self, second: Partition) -> None:
-        """The other process works as if nothing were."""
+        """Check that the other process works normally."""
         assert second.failed is None
         self.append(second)
         self.append(second, durable=True)
@@ -187,7 +187,7 @@ def _run(policy: str, methods: tuple[str, ...], failing: tuple[int, int] | None,
 def test_an_error_of_one_process_is_no_others_affair(
     methods: tuple[str, ...], errors: tuple[int, ...], policy: str, opened: bool
 ) -> None:
-    """Any call fails once: at most one step is refused, and told as what it is; the same step then goes through."""
+    """Any call fails once: at most one step raises, with the right error, and the same step then succeeds."""
     clean = _run(policy, methods, None, opened=opened)
     assert not clean.refused
     assert clean.seen > 40

@@ -47,7 +47,7 @@ os._exit(0)
 
 
 def _cannot(why: str) -> NoReturn:
-    """Where it has to be possible, nobody is to believe that it was tried."""
+    """Skip the test; in CI, where it must run, fail."""
     if os.environ.get("CI") == "true":
         pytest.fail(why)
     pytest.skip(why)
@@ -95,7 +95,7 @@ class Volume:
 
 @pytest.fixture
 def volume(tmp_path: Path) -> Iterator[Volume]:
-    """A mounted file system with a store on it, whose topic is synced only when asked."""
+    """Yield a mounted file system with a store whose topic syncs only on request."""
     with _mounted(Volume(tmp_path, "mkfs.ext4 -q -F", 48 << 20)) as made:
         with segmentlog.open(made.store, background=False) as store:
             store.create_topic("t", fsync="never")
@@ -157,7 +157,7 @@ def test_what_was_not_synced_is_told(volume: Volume) -> None:
 
 
 def test_the_death_of_every_process_costs_no_number(volume: Volume) -> None:
-    """While the file system stays mounted the page is believed: nothing is lost, and no gap is left."""
+    """While the file system stays mounted, the state page is trusted: no record is lost, and no offset is skipped."""
     assert volume.append(0, 10) == list(range(10))
     assert volume.append(10, 10) == list(range(10, 20))
     with segmentlog.open(volume.store, background=False) as store:
@@ -183,7 +183,7 @@ def test_the_mark_stands_in_for_the_mount(volume: Volume) -> None:
 
 
 def test_a_clean_close_needs_no_witness(volume: Volume) -> None:
-    """Closed, unmounted and mounted again, the log goes on where it ended."""
+    """After a close, an unmount and a mount, the log continues at its end."""
     assert volume.append(0, 10, "close") == list(range(10))
     volume.unmount()
     volume.mount()
@@ -219,7 +219,7 @@ print("values", sum(len(batch) for batch in log.read(0)) + refused)
 
 
 def test_a_full_disk_that_copies_on_write_kills_nobody(tmp_path: Path) -> None:
-    """On btrfs a store to the mapped state page would take room, and without any be a SIGBUS."""
+    """On btrfs, a write to the mapped state page needs free space; without any, it would raise SIGBUS."""
     with _mounted(Volume(tmp_path, "mkfs.btrfs -q -f", 300 << 20)) as volume:
         command = [sys.executable, "-c", _FILL, volume.store]
         done = subprocess.run(command, check=False, capture_output=True, text=True)

@@ -26,7 +26,7 @@ STATES = int(os.environ.get("SEGMENTLOG_CRASH_STATES", "20000"))
 
 
 def test_an_engine_without_a_ceiling_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The trial is no formality: a log that resumes where its bytes end gives offsets out twice, and is found out."""
+    """The trial detects a log that resumes where its bytes end: it assigns offsets twice."""
     from segmentlog.log.recovery import log_recovery
     from segmentlog.policy.recovery_policy import RecoveryVerdict
 
@@ -45,14 +45,16 @@ def test_an_engine_without_a_ceiling_is_caught(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.long(minutes=0.9)
 def test_no_promise_is_broken_at_any_crash_state() -> None:
-    """Every policy, one and three writers: durable is durable, no offset twice, what is gone is told, order is kept."""
+    """One and three writers, each policy: durable records stay, offsets are unique, losses are reported,
+    order is kept.
+    """
     states = run_until(STATES, run_trial, *jobs("power cuts", POLICIES, (1, 3)))
     assert states >= STATES or given_seed() is not None
     print(f"{states:,} crash states")
 
 
 def test_a_power_cut_while_a_partition_is_made_leaves_a_new_one() -> None:
-    """At each of its calls, whatever names the folder has kept: no damage, nor to the strict, and offsets from 0 on."""
+    """At each of its calls, with any names that the folder kept: no damage, also for strict, and offsets from 0 on."""
     config = TopicConfig.from_mapping({"fsync": "never"})
 
     def opened(disk: SimulatedDisk, **options: Any) -> Partition:
@@ -78,7 +80,7 @@ def test_a_power_cut_while_a_partition_is_made_leaves_a_new_one() -> None:
 
 
 def test_a_clean_close_syncs_what_a_roll_sealed() -> None:
-    """Every record was durable before the roll, and there is nothing else to sync: the file's end is, all the same."""
+    """All records were durable before the roll, and only the end of the file is left to sync: the close does so."""
     config = TopicConfig.from_mapping({"fsync": "never"})
     disk = SimulatedDisk()
     disk.make_folders(FOLDER)
@@ -101,7 +103,7 @@ def test_a_clean_close_syncs_what_a_roll_sealed() -> None:
 
 
 def test_indexes_rebuilt_from_nothing_equal_the_live_ones() -> None:
-    """After a power cut, too: what a reader finds with the recovered indexes it finds without any."""
+    """This also holds after a power cut: a reader finds the same records with and without recovered indexes."""
     disk = SimulatedDisk()
     disk.make_folders(FOLDER)
     config = TopicConfig.from_mapping({"fsync": "never", "segment_records": 20, "index_interval_bytes": 100})
@@ -129,7 +131,7 @@ def test_indexes_rebuilt_from_nothing_equal_the_live_ones() -> None:
 
 
 def test_a_truncation_that_a_power_cut_interrupts_is_shown_as_it_will_end() -> None:
-    """Who only looks, before anybody opens the log for writing, sees every record below the cut, and none behind it."""
+    """A read-only open before any open for writing shows every record below the truncation, and only those."""
     config = TopicConfig.from_mapping({"fsync": "never", "segment_records": 10})
 
     def opened(disk: SimulatedDisk, **options: Any) -> Partition:
@@ -162,7 +164,7 @@ def test_a_truncation_that_a_power_cut_interrupts_is_shown_as_it_will_end() -> N
 
 
 def test_a_recovery_that_a_power_cut_interrupts_leaves_a_sound_log() -> None:
-    """At each of its calls: `verify` finds no damage, though the segment that it began in had nothing in it."""
+    """At each of its calls, `verify` finds the log sound, although the new segment was empty."""
     config = TopicConfig.from_mapping({"fsync": "never", "segment_records": 5})
 
     def opened(disk: SimulatedDisk) -> Partition:
@@ -192,7 +194,7 @@ def _bases(log: Partition) -> list[int]:
 
 
 def _entries(log: Partition, base: int) -> list[object]:
-    """The entries of one segment's index as a reader has it after reading all."""
+    """Return the entries of one segment's index after a reader has read everything."""
     state = log.handle.page.log.read()
     bases = log.handle.segments(state)
     segment = log._open_segments.get(bases, bases.index(base), state)

@@ -1,4 +1,4 @@
-"""The same workload and the same checker on kafkaesque's log in Redis, and on ours: who takes its word back?"""
+"""One workload and one checker for kafkaesque's log in Redis and for ours: which log breaks a guarantee?"""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def redis() -> None:
 
 @pytest.mark.parametrize("policy", ["everysec", "no"])
 def test_redis_gives_offsets_to_two_records(redis: None, policy: Fsync) -> None:
-    """What kafkaesque's README says of itself happens, and `History` finds it."""
+    """The loss that kafkaesque's README describes happens, and `History` finds it."""
     with RedisLog(policy) as log:
         outcome = play(log)
     assert outcome.a == ((0, b"alpha"), (1, b"beta"), (2, b"gamma"), (3, b"zeta"))
@@ -67,7 +67,7 @@ def test_redis_gives_offsets_to_two_records(redis: None, policy: Fsync) -> None:
 
 
 def test_redis_that_fsyncs_before_it_answers_keeps_its_word(redis: None) -> None:
-    """The checker does not blame whoever is innocent: appendfsync always loses nothing and recycles nothing."""
+    """The checker does not report false conflicts: appendfsync always loses no record and reuses no offset."""
     with RedisLog("always") as log:
         outcome = play(log)
     assert outcome.conflicts == ()
@@ -79,7 +79,7 @@ def test_redis_that_fsyncs_before_it_answers_keeps_its_word(redis: None) -> None
 @pytest.mark.parametrize("ack", ACKS)
 @pytest.mark.parametrize("policy", offset_reuse.POLICIES)
 def test_segmentlog_tells_what_is_gone_and_recycles_nothing(policy: str, ack: Any, durable_only: bool) -> None:
-    """Under every policy both consumers agree, but for what A was told is lost, by its range."""
+    """Under every policy both consumers get the same records, except records of A that are reported as lost."""
     with SegmentlogLog(policy, ack, durable_only=durable_only) as log:
         outcome = play(log)
         assert outcome.conflicts == ()
@@ -108,7 +108,7 @@ def test_segmentlog_tells_what_is_gone_and_recycles_nothing(policy: str, ack: An
 @pytest.mark.parametrize("policy", [*offset_reuse.POLICIES, "7records", "200bytes"])
 @pytest.mark.parametrize("seed", seeds("scenario"))
 def test_segmentlog_at_random(policy: str, ack: Any, durable_only: bool, seed: int) -> None:
-    """Any order of appends, syncs, reads and power cuts: no rule is broken, and whoever lost something was told."""
+    """Any order of appends, syncs, reads and power cuts: no rule is broken, and readers get errors for losses."""
     rng = random.Random(seed)
     for segment_records in (2, 100_000):  # power cuts meet rolls
         settings = {"durable_only": durable_only, "segment_records": segment_records}
@@ -124,7 +124,7 @@ def test_segmentlog_at_random(policy: str, ack: Any, durable_only: bool, seed: i
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("seed", seeds("scenario"))
 def test_redis_at_random(redis: None, policy: Fsync, seed: int) -> None:
-    """The same on Redis: whatever is not fsynced is recycled sooner or later, and whatever is, is not."""
+    """On Redis, unsynced offsets are reused sooner or later, and synced ones are not."""
     rng = random.Random(seed)
     for _ in range(10):  # until some append went unsynced, and another one came in its place
         with RedisLog(policy) as log:
@@ -217,7 +217,7 @@ class KilledSegmentlogLog:
 
 
 def check_killed(make: Callable[[str], AbstractContextManager[offset_reuse.CrashableLog]], seed: int) -> None:
-    """Nothing is lost, no offset is skipped, nobody is told of a loss that there was not."""
+    """Check that no record is lost, no offset is skipped, and no reader gets an error."""
     with make("play") as log:
         outcome = play(log)
     assert outcome.conflicts == ()
@@ -270,7 +270,7 @@ def test_a_power_cut_takes_what_was_acknowledged_and_not_fsynced(redis: None) ->
 
 
 def test_kafkaesque_pages(redis: None) -> None:
-    """Pages fill up and open as its design says; old ones go, and reads go on behind them."""
+    """Pages fill up and open as its design says; old pages are deleted, and reads continue after them."""
     with RedisServer("no") as server:
         client = server.client()
         with pytest.raises(KeyError, match="create it first"):
@@ -362,7 +362,7 @@ class _Forgetful(SegmentlogLog):
 
 
 def test_the_scenario_finds_a_log_that_keeps_its_losses_to_itself() -> None:
-    """Losing records without a word is found, even where no offset is recycled."""
+    """The checker finds unreported losses, even if no offset is reused."""
     with _Forgetful("never") as log:
         outcome = play(log)
     assert not outcome.agree

@@ -16,7 +16,7 @@ STATES = int(os.environ.get("SEGMENTLOG_REMOUNT_STATES", "4000"))
 
 
 def test_no_promise_is_broken_by_a_remount() -> None:
-    """Whatever version of the state page comes back beside whatever state of the files, in the same boot."""
+    """Any version of the state page comes back with any state of the files, in the same boot."""
     states = run_until(STATES, run_remounts, *jobs("remounts", POLICIES, (1, 3), KERNELS))
     assert states > 0
     print(f"{states:,} states")

@@ -22,7 +22,7 @@ WRITER = Path(__file__).with_name("writer.py")
 
 
 class Writer:
-    """A writing process, and what it was told is appended: offset -> (name, number)."""
+    """A writing process and its acknowledged records: offset -> (name, number)."""
 
     def __init__(self, store: Path, name: str, seed: int, ack: str) -> None:
         self.name = name
@@ -110,7 +110,7 @@ def test_killed_writers_lose_nothing_acknowledged(tmp_path: Path, ack: str, seed
         name, number = final[offset]
         assert number == last.get(name, -1) + 1, "a writer's records are out of order, doubled or missing"
         last[name] = number
-    # It would wait for ever if a dead process's lock blocked the living.
+    # This would hang if a lock of a dead process blocked others.
     assert partition.append([b"after:0:"]) == len(final)
     reader.close()
 

@@ -1,6 +1,6 @@
-"""A process that appends numbered records to a partition until it is killed, and tells what was acknowledged.
+"""A process that appends numbered records to a partition until it is killed, and reports the acknowledged ones.
 
-One line a call on stdout, after the append has returned: base offset, first number, count.
+It prints one line for each append that returned: base offset, first number, count.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import segmentlog
 
 
 def main() -> None:
-    """Append for ever."""
+    """Append until the process is killed."""
     path, name, seed, ack = sys.argv[1:5]
     rng = random.Random(int(seed))
     store = segmentlog.open(path)

@@ -21,30 +21,30 @@ from segmentlog.log.partition import Partition
 from segmentlog.store import LogStore
 
 STEP = int(os.environ.get("SEGMENTLOG_BITROT_STEP", "29"))
-"""Every how many bytes one rots, of those that the seeds choose. 1 takes every byte of every file."""
+"""Distance between two bytes that rot, among those that the seeds choose. 1 takes every byte of every file."""
 
 _THIN = 64
-# Of long stretches of zeros (preallocated space, padding) one byte in so many of those that would be taken.
+# In long stretches of zeros (preallocated space, padding), one byte of this many rots.
 
 PARTITIONS = [("packed", 0), ("packed", 1), ("packed", 2), ("plain", 0)]
 
 
 def _sample(first: int, size: int) -> list[int]:
-    """Every STEP-th byte: half of them the same in every run, half of them others."""
+    """Return every STEP-th byte: half of them are the same in every run, the others differ."""
     chosen = every_seed("bit rot") if STEP > 1 else [0]
     step = STEP * len(chosen)
     return sorted({position for seed in chosen for position in range((first + seed) % step, size, step)})
 
 
 class AnotherBoot(NoSyncFileSystem):
-    """As after a restart of the machine: the state pages are not believed, the logs are recovered."""
+    """As after a restart of the machine: the state pages are not trusted, and the logs are recovered."""
 
     def boot_id(self) -> str:
         return "00000000-1111-2222-3333-444444444444"
 
 
 class Skipped(NamedTuple):
-    """What a reader that steps over damage was told."""
+    """The arguments that a reader which skips damage passes to its callback."""
 
     base_offset: int
     end_offset: int
@@ -116,7 +116,7 @@ class Rotten:
 
     @contextlib.contextmanager
     def rot(self, name: str, position: int, bits: int | None = None) -> Iterator[int]:
-        """One byte is wrong inside, in the same inode; behind it the whole store is as it was. Yields the new byte."""
+        """Flip a byte in the same inode, yield the new byte, and restore the whole store at the end."""
         before = self.image[name][position]
         bits = bits if bits is not None else (1 << (position * 5 + before) % 8 if position % 3 else 0xFF)
         path = self.path / name
@@ -145,7 +145,7 @@ class Rotten:
                 os.close(fd)
 
     def batch_at(self, name: str, position: int) -> Batch | None:
-        """Return the batch that a byte of a segment file belongs to; None behind the last one."""
+        """Return the batch that contains a byte of a segment file; None after the last batch."""
         for batch in self.batches[place_of(name)]:
             if batch.path == self.path / name and 0 <= position - batch.position < batch.size_bytes:
                 return batch
@@ -159,7 +159,7 @@ class Rotten:
         )  # fmt: skip
 
     def check_read(self, store: LogStore, hit: Batch | None = None) -> None:
-        """Everything reads as it was written, except for one damaged batch, of which exactly that is told."""
+        """Check that all records read as they were written, except for one damaged batch, which alone is reported."""
         for place in PARTITIONS:
             records, partition = self.records[place], store.topic(place[0]).partition(place[1])
             mine = hit is not None and hit.path.parent == self.folder(*place)
@@ -212,7 +212,7 @@ def read_until_damage(partition: Partition, offset: int) -> tuple[list[Kept], Co
 
 
 def read_skipping(partition: Partition, offset: int) -> tuple[list[Kept], list[Skipped]]:
-    """All that can be read, and what is told of the rest."""
+    """Return all readable records, and the reports about the rest."""
     skipped: list[Skipped] = []
     found = contents(partition, offset, on_skip=lambda *told: skipped.append(Skipped(*told)))
     return found, skipped

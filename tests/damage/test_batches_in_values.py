@@ -1,8 +1,8 @@
-"""Damage in a log whose values hold batches: no record that was never appended is served, and what is skipped is told.
+"""Damage in a log whose values hold batches: reads return only appended records, and report what they skip.
 
-Whoever wrote the values knew which offsets they would get, and chose those of the batches in them. Every caller that
-steps over damage is asked: readers, with an index and without; what is known of producers and of aborted
-transactions; `dump`, `verify` and `repair`.
+A client that knows which offsets its values get can put batches with fitting offsets into them. The tests ask every
+caller that skips damage: readers, with and without an index; the state of producers and of aborted transactions;
+`dump`, `verify` and `repair`.
 
 SEGMENTLOG_EMBEDDED_ROUNDS   logs with random damage; a failure names the seed that shows it again
 """
@@ -55,7 +55,7 @@ class Placed(NamedTuple):
 
 
 def forged_at(base_offset: int, count: int, **fields: Any) -> bytes:
-    """Return a batch that nobody appended."""
+    """Return a batch that was never appended."""
     return batch_bytes([FORGED] * count, base_offset, producer_epoch=0, producer_id=FORGER,
                        base_sequence=0, **fields)  # fmt: skip
 
@@ -67,7 +67,7 @@ def forged_marker(base_offset: int) -> bytes:
 
 
 def batch_of_batches(base_offset: int, count: int) -> bytes:
-    """Return a batch that nobody appended, with others in its values."""
+    """Return a batch that was never appended, with others in its values."""
     inner = forged_at(base_offset + 1, count - 1)
     values = [FORGED + inner] * (count - 1)
     return batch_bytes(values, base_offset + 1, producer_epoch=0, producer_id=FORGER, base_sequence=0)
@@ -88,7 +88,7 @@ KINDS: dict[str, Callable[[int, int], bytes]] = {
 
 
 def values_with(inner: list[bytes], count: int, filler: bytes) -> list[bytes | None]:
-    """So many values, the last of which ends with the inner batches: so does the payload, with no columns behind."""
+    """Return ``count`` values, the last of which ends with the inner batches, and so does the payload."""
     values: list[bytes | None] = [filler + b"%d" % number for number in range(count)]
     values[-1] = filler + b"holds " + b"".join(inner)
     return values
@@ -145,20 +145,20 @@ class Log:
 
 
 def overwrite(path: Path, position: int, data: bytes) -> None:
-    """In place: the same inode, as a disk's fault would have it."""
+    """Overwrite bytes in place: the inode stays the same, as with a fault of the disk."""
     with path.open("r+b") as file:
         file.seek(position)
         file.write(data)
 
 
 def flip(hit: Placed, start: int, end: int, choose: random.Random) -> None:
-    """One bit of its bytes ``[start, end)``."""
+    """Flip one bit in the bytes ``[start, end)`` of the batch."""
     at = hit.position + choose.randrange(start, end)
     overwrite(hit.path, at, bytes([hit.path.read_bytes()[at] ^ (1 << choose.randrange(8))]))
 
 
 def hostile_size(hit: Placed, choose: random.Random) -> int:
-    """What a damaged size may lead to: nothing, itself, a batch in a value, beyond everything."""
+    """Return a size that leads to nothing, to the batch itself, to a batch in a value, or past the end."""
     file_size = hit.path.stat().st_size
     sizes = [
         0, 1, 2**32 - HEADER_SIZE, 2**32 - 1, 2**31, file_size - hit.position - HEADER_SIZE, file_size,
@@ -168,12 +168,12 @@ def hostile_size(hit: Placed, choose: random.Random) -> int:
 
 
 def damage_size(hit: Placed, choose: random.Random) -> None:
-    """The header's size of its payload."""
+    """Change the header's size of its payload."""
     overwrite(hit.path, hit.position + 56, struct.pack("<I", hostile_size(hit, choose)))
 
 
 def damage_sizes(hit: Placed, choose: random.Random) -> None:
-    """All of a header's sizes, so that they agree, and a byte of the payload."""
+    """Change all sizes of a header consistently, and a byte of the payload."""
     size = hostile_size(hit, choose)
     header = unpack_header(hit.path.read_bytes()[hit.position : hit.position + HEADER_SIZE])
     values_size = max(size - header["timestamps_size"], 1) % (1 << 32)
@@ -183,13 +183,13 @@ def damage_sizes(hit: Placed, choose: random.Random) -> None:
 
 
 def damage_both(hit: Placed, choose: random.Random) -> None:
-    """A bit of each."""
+    """Flip a bit of the header and one of the payload."""
     flip(hit, 0, HEADER_SIZE, choose)
     flip(hit, HEADER_SIZE, hit.size_bytes, choose)
 
 
 def damage_size_and_payload(hit: Placed, choose: random.Random) -> None:
-    """The payload's checksum tells nothing any more."""
+    """Change the size of the payload and a bit of it, so that its checksum proves nothing."""
     damage_size(hit, choose)
     flip(hit, HEADER_SIZE, hit.size_bytes, choose)
 
@@ -217,7 +217,7 @@ DAMAGE: dict[str, Callable[[Placed, random.Random], None]] = {
 
 
 def check_reads(log: Log, hits: list[Placed]) -> None:
-    """Every record that is served was appended at that offset; what is not served is told."""
+    """Check that every returned record was appended at its offset, and that all others are reported."""
     partition = log.open()
     told: list[tuple[int, int]] = []
     found = {
@@ -242,7 +242,7 @@ def check_reads(log: Log, hits: list[Placed]) -> None:
 
 
 def check_dump(log: Log) -> None:
-    """`dump` shows no record that was not appended."""
+    """Check that `dump` shows only records that were appended."""
     for path in log_files(log.folder):
         for document, _ in segment_lines(str(path), path.read_bytes(), 0, records=True, report=lambda _: None):
             if document["type"] == "record" and document["offset"] in log.truth:
@@ -254,7 +254,7 @@ def check_dump(log: Log) -> None:
 
 
 def check_scrubber(log: Log, hits: list[Placed]) -> None:
-    """The scrubber tells the damage of sealed segments, from where a batch begins, and nothing in a value."""
+    """Check that the scrubber reports damage of sealed segments at the start of a batch, and never within a value."""
     scrubber = Scrubber(NoSyncFileSystem(), lambda: [ScrubTarget("t", 0, str(log.folder))], 1 << 40)
     for now_ms in (0, 1000, 2000):
         scrubber.scrub(now_ms)
@@ -269,7 +269,7 @@ def check_scrubber(log: Log, hits: list[Placed]) -> None:
 
 
 def check_verify_and_repair(log: Log, hits: list[Placed]) -> None:
-    """`verify` tells the damage where it is; behind `repair` all is well, and every record there was appended."""
+    """Check that `verify` reports the damage at its place, and that after `repair` only appended records exist."""
     found = inspect_partition(NoSyncFileSystem(), str(log.folder), "t", 0, log.config(), Tally())
     bases = {(one.path, one.position): one.base_offset for one in log.placed}
     for segment in found.segments:
@@ -292,7 +292,7 @@ def check_verify_and_repair(log: Log, hits: list[Placed]) -> None:
 
 
 def check_everything(log: Log, hits: list[Placed], *, indexes: bool) -> None:
-    """What is promised of every caller; ``repair`` last."""
+    """Check the guarantees of every caller; ``repair`` comes last."""
     if not indexes:
         delete_indexes(log.folder)
     check_dump(log)
@@ -308,7 +308,7 @@ def check_everything(log: Log, hits: list[Placed], *, indexes: bool) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_batch_that_holds_batches(tmp_path: Path, damage: str, kind: str, indexes: bool) -> None:
-    """Its values are not taken for batches, wherever it lies: first, last, in a sealed or the active segment."""
+    """Its values are not read as batches: in the first or the last batch, in a sealed or the active segment."""
     choose = random.Random(f"{damage} {kind} {indexes}")
     for place in choose.sample(("first", "middle", "last", "active", "end"), 2):
         log = _log_of(tmp_path / place, kind, choose.choice((3, 3000)))
@@ -322,7 +322,7 @@ def test_a_damaged_batch_that_holds_batches(tmp_path: Path, damage: str, kind: s
 
 
 def _log_of(folder: Path, kind: str, filler: int) -> Log:
-    """Two segments of four batches each, all of which hold batches."""
+    """Create two segments of four batches each, all with batches in their values."""
     log = Log.__new__(Log)
     log.folder, log.truth, log.aborted = folder, {}, set()
     folder.mkdir()
@@ -341,13 +341,13 @@ def _log_of(folder: Path, kind: str, filler: int) -> Log:
 
 @pytest.mark.parametrize("seed", range(SEED, SEED + 3))
 def test_random_logs_and_random_damage(memory_path: Path, seed: int) -> None:
-    """One to three batches are damaged, some beside each other; segments, codecs, indexes and limits are chosen."""
+    """One to three batches are damaged, some in a row; segments, codecs, indexes and limits are random."""
     for number in range(ROUNDS // 3):
         check_one(memory_path / str(number), f"{seed}/{number}")
 
 
 def check_one(folder: Path, seed: str) -> None:
-    """One log."""
+    """Create, damage and check one log."""
     choose = random.Random(seed)
     settings = {
         "compression_type": choose.choice(["none", "lz4"]),
@@ -371,7 +371,7 @@ def check_one(folder: Path, seed: str) -> None:
 
 
 def _is_whole(hit: Placed) -> bool:
-    """Whether nothing was changed after all, zeros put over zeros, say."""
+    """Return whether the batch is unchanged after all, for example zeros written over zeros."""
     from segmentlog.errors import CorruptBatch
     from segmentlog.format.batch import check_payload, decode_header
 

@@ -1,7 +1,8 @@
-"""Bit rot: whatever byte of whatever file goes wrong, nothing wrong is read, nothing else is lost, and it is told.
+"""Bit rot: any byte of any file changes, and readers get only right records, lose only the damaged batch, and report
+it.
 
-Every SEGMENTLOG_BITROT_STEP-th byte of every file rots here, one at a time; 1 takes them all (some minutes).
-What may rot without a word is listed in `silent_regions`: everything else must be found by `verify`.
+Every SEGMENTLOG_BITROT_STEP-th byte of every file rots, one at a time; 1 takes all bytes (some minutes).
+`silent_regions` lists the bytes whose change may stay unnoticed: `verify` must find all others.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from segmentlog.log.repair.partition_repair import repair_partition
 
 @pytest.fixture(scope="module")
 def rotten(tmp_path_factory: pytest.TempPathFactory) -> Rotten:
-    """Closed cleanly; the state pages are those of this boot."""
+    """Return a store that was closed cleanly, with state pages of this boot."""
     return Rotten(tmp_path_factory.mktemp("rot") / "store")
 
 
@@ -71,12 +72,12 @@ def is_json(name: str) -> bool:
 
 
 def found_in(rotten: Rotten, *, boot: type[NoSyncFileSystem] = NoSyncFileSystem) -> list[Finding]:
-    """Everything worse than a note."""
+    """Return all findings that are worse than a note."""
     return [one for one in inspect_store(str(rotten.path), fs=boot()) if one.severity != "note"]
 
 
 def test_the_store_is_complete_and_healthy(rotten: Rotten) -> None:
-    """One of every file there is, and nothing to find while nothing has rotted."""
+    """The store has one file of each kind, and verify finds nothing before a byte rots."""
     kinds = Counter(Path(name).suffix or Path(name).name for name in rotten.image if not name.endswith("/"))
     assert set(kinds) == {".json", ".log", ".index", ".timeindex", "checkpoint", "state", "lock", "@administration"}
     assert kinds[".log"] == 3 + 2 + 1 + 1
@@ -108,7 +109,7 @@ def test_a_segment(rotten: Rotten, boot: type[NoSyncFileSystem]) -> None:
 
 
 def check_new_offsets(rotten: Rotten, store: Any, place: tuple[str, int]) -> None:
-    """An append gets offsets that none had, and is read."""
+    """Check that an append gets new offsets, and that its records are readable."""
     partition = store.topic(place[0]).partition(place[1])
     base_offset = fill(partition, 7, long=False)
     assert base_offset > rotten.records[place][-1].offset
@@ -120,7 +121,7 @@ def check_new_offsets(rotten: Rotten, store: Any, place: tuple[str, int]) -> Non
 
 @pytest.mark.parametrize("boot", [NoSyncFileSystem, AnotherBoot], ids=["same-boot", "restarted"])
 def test_an_index(rotten: Rotten, boot: type[NoSyncFileSystem]) -> None:
-    """Every record and every look-up is as before; verify warns, and says which entry it is."""
+    """All records and lookups are unchanged; verify warns and names the entry."""
     for name, position in rotten.positions(is_index):
         entry = position // (16 if name.endswith("timeindex") else 8)
         with rotten.rot(name, position):
@@ -137,13 +138,16 @@ def test_an_index(rotten: Rotten, boot: type[NoSyncFileSystem]) -> None:
 
 
 def is_last_segment(rotten: Rotten, name: str) -> bool:
-    """A recovery makes the index of that one anew: what is wrong with it is not always worth a warning."""
+    """Return whether a file belongs to the last segment.
+
+    A recovery recreates its index, so damage there may go unreported.
+    """
     folder = name.rpartition("/")[0]
     return name.rpartition(".")[0] == max(one for one in rotten.image if one.startswith(folder) and is_log(one))[:-4]
 
 
 def check_lookups(rotten: Rotten, store: Any, place: tuple[str, int]) -> None:
-    """Every record is found by its offset, and timestamps lead to the first record that is late enough."""
+    """Check that every record is found by its offset, and that timestamps lead to the first one that is late enough."""
     records, partition = rotten.records[place], store.topic(place[0]).partition(place[1])
     for record in records:
         batch = next(partition.read(record.offset, 1))
@@ -155,7 +159,7 @@ def check_lookups(rotten: Rotten, store: Any, place: tuple[str, int]) -> None:
 
 @pytest.mark.parametrize("boot", [NoSyncFileSystem, AnotherBoot], ids=["same-boot", "restarted"])
 def test_a_checkpoint(rotten: Rotten, boot: type[NoSyncFileSystem]) -> None:
-    """Of two slots one is left: all records are read, no offset is given twice; verify tells the slot."""
+    """One of two slots is left: all records are readable, no offset is assigned twice, and verify reports the slot."""
     for name, position in rotten.positions(is_checkpoint):
         half = len(rotten.image[name]) // 2
         slot = rotten.image[name][position // half * half :][:half]
@@ -171,7 +175,7 @@ def test_a_checkpoint(rotten: Rotten, boot: type[NoSyncFileSystem]) -> None:
 
 
 def state_regions(data: bytes) -> Iterator[tuple[int, int, str]]:
-    """(first word, word behind the last, what it is) of the words of a state page that verify looks at."""
+    """Yield (first word, end word, name) of each part of a state page that verify checks."""
     words = memoryview(data).cast("Q")
     yield 0, 7, "header"
     yield 8, 10, "flags"
@@ -183,7 +187,7 @@ def state_regions(data: bytes) -> Iterator[tuple[int, int, str]]:
 
 @pytest.mark.parametrize("boot", [NoSyncFileSystem, AnotherBoot], ids=["same-boot", "restarted"])
 def test_a_state_page(rotten: Rotten, boot: type[NoSyncFileSystem]) -> None:
-    """It is a cache: the log is as before. What of it counts is checked; counters and old copies may rot silently."""
+    """It is a cache: the log is unchanged. Words in use are checked; counters and old copies may rot unnoticed."""
     for name, position in rotten.positions(is_state):
         what = next(
             (what for first, end, what in state_regions(rotten.image[name]) if first <= position // 8 < end), ""
@@ -202,7 +206,7 @@ def test_a_state_page(rotten: Rotten, boot: type[NoSyncFileSystem]) -> None:
 
 
 def test_a_json_file(rotten: Rotten) -> None:
-    """Refused with its path, or it still says the same about the records; verify finds what changes that."""
+    """The store is refused with its path, or reads the same records; verify finds each change that affects them."""
     silent: Counter[str] = Counter()
     for name, position in rotten.positions(is_json):
         for bit in range(8):
@@ -213,7 +217,7 @@ def test_a_json_file(rotten: Rotten) -> None:
                     with rotten.open(read_only=True) as store:
                         rotten.check_read(store)
                 except SegmentlogError as error:
-                    # Where the number of partitions is another one, it is the partition that is told.
+                    # If the number of partitions changed, the error is about the partition.
                     assert str(rotten.path / name) in str(error) or isinstance(error, UnknownTopic)  # noqa: PT017
                     assert damage, f"refused, and verify finds nothing: {error}"  # noqa: PT017
                 else:
@@ -223,12 +227,12 @@ def test_a_json_file(rotten: Rotten) -> None:
 
 
 def silent_regions() -> set[str]:
-    """What of the JSON files nothing can check: it has no checksum, since people may write it."""
+    """Return the keys of JSON files whose changes stay unnoticed: people may edit them, so no checksum guards them."""
     return {
-        "",  # white space
+        "",  # a different one is as good
         "store_id",  # another one that is as good
-        "id",  # the topic is another one to its groups, as if it had been made anew: they begin where they are told to
-        "created_ms", "created_ms gone",  # nobody reads it
+        "id",  # groups see another topic, and begin at their reset position
+        "created_ms", "created_ms gone",  # not used
         # The config's own limit counts as well; were it the lower one, a batch above both is refused when read.
         "largest_batch_bytes", "largest_batch_bytes gone",
         "config",  # another value that the key takes, which people may have wanted
@@ -236,7 +240,7 @@ def silent_regions() -> set[str]:
 
 
 def changed_key(rotten: Rotten, name: str) -> str:
-    """Which key has another value now, or is gone."""
+    """Return the key whose value changed or that is missing."""
     before, after = json.loads(rotten.image[name]), json.loads((rotten.path / name).read_bytes())
     for key, value in before.items():
         if key not in after:
@@ -263,20 +267,20 @@ def test_a_smaller_number_of_partitions_is_found(rotten: Rotten, capfd: pytest.C
 
 @pytest.mark.parametrize("wanted", [is_log, is_checkpoint, is_index, is_state])
 def test_after_a_machines_death(torn: Rotten, wanted: Any) -> None:
-    """Every record is there, or its offset is told: in a lost range, or when it is skipped. Nothing goes silently."""
+    """Every record is returned, or its offset is reported as lost or skipped."""
     for name, position in torn.positions(wanted):
         check_after_death(torn, name, position)
 
 
 def test_every_byte_of_a_torn_tail(torn: Rotten) -> None:
-    """The same for each byte of the last batch, above the recovery point, and a few behind it."""
+    """This also holds for each byte of the last batch, after the recovery point, and for a few bytes after it."""
     last = torn.batches["plain", 0][-1]
     for position in range(last.position, last.position + last.size_bytes + 3):
         check_after_death(torn, str(last.path.relative_to(torn.path)), position)
 
 
 def check_after_death(torn: Rotten, name: str, position: int) -> None:
-    """One byte is wrong when the log is recovered."""
+    """Flip one byte, recover the log, and check it."""
     point = {place: recovery_point(torn, place) for place in PARTITIONS}
     hit = torn.batch_at(name, position) if is_log(name) else None
     place = place_of(name)
@@ -294,7 +298,7 @@ def check_after_death(torn: Rotten, name: str, position: int) -> None:
 
 
 def recovery_point(rotten: Rotten, place: tuple[str, int]) -> int:
-    """The offset up to which a recovery does not look."""
+    """Return the offset before which a recovery does not read."""
     with rotten.open(read_only=True) as store:
         return store.topic(place[0]).partition(place[1])._checkpoint().recovery_offset
 
@@ -327,7 +331,7 @@ def check_accounted_for(
 
 
 def sample_of_each_batch(rotten: Rotten) -> Iterator[tuple[str, int, Batch]]:
-    """Of each batch a byte of its magic, its sizes, its checksum, and its payload; turn by turn."""
+    """Yield a byte of the magic, the sizes, the checksum or the payload of each batch, in turn."""
     for batches in rotten.batches.values():
         for number, hit in enumerate(batches):
             at = [0, 8, 58, 90, 96 + 5, hit.size_bytes - 1]
@@ -356,7 +360,7 @@ def test_repair_on_the_command_line(rotten: Rotten, capfd: pytest.CaptureFixture
 def check_repaired(
     rotten: Rotten, place: tuple[str, int], hit: Batch, damaged: bytes, boot: type[NoSyncFileSystem] = NoSyncFileSystem
 ) -> None:
-    """All but one batch is there, its offsets are lost for good, and its bytes lie in quarantine."""
+    """Check that all other batches exist, the offsets of this one are lost, and its bytes are in quarantine."""
     assert found_in(rotten, boot=boot) == []
     (kept_file,) = (rotten.folder(*place) / "quarantine").iterdir()
     assert kept_file.read_bytes() == damaged[hit.position : hit.position + hit.size_bytes]
@@ -383,12 +387,12 @@ def check_repaired(
 
 @pytest.mark.parametrize("which", ["clean", "torn"])
 def test_repair_after_a_machines_death(rotten: Rotten, torn: Rotten, which: str) -> None:
-    """Before anything recovers it, a repair saves every whole batch, above the recovery point as well as below."""
+    """A repair before any recovery saves every intact batch, before and after the recovery point."""
     store = rotten if which == "clean" else torn
     for name, position, hit in sample_of_each_batch(store):
         place = place_of(name)
         if which == "torn" and hit == store.batches[place][-1]:
-            continue  # nothing whole behind it: that is a torn tail, which a recovery cuts off
+            continue  # without an intact batch after it, this is a torn tail, which a recovery truncates
         with store.rot(name, position):
             damaged = (store.path / name).read_bytes()
             fs = AnotherBoot()
@@ -402,7 +406,7 @@ def test_repair_after_a_machines_death(rotten: Rotten, torn: Rotten, which: str)
 
 @pytest.mark.parametrize("wanted", [is_checkpoint, is_index])
 def test_repair_of_a_cache_or_a_checkpoint(rotten: Rotten, wanted: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    """It is made anew: no record is touched, and nothing is found any more."""
+    """Repair recreates the file, touches no record, and leaves no finding."""
     for number, (name, position) in enumerate(rotten.positions(wanted)):
         if number % 5:
             continue

@@ -52,23 +52,23 @@ class Sample:
 
 @pytest.fixture(scope="module")
 def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
-    """Closed cleanly; the state page is of this boot."""
+    """Return a log that was closed cleanly, with a state page of this boot."""
     return Sample(tmp_path_factory.mktemp("rot") / "0")
 
 
 def committed(log: Partition) -> list[bytes | None]:
-    """What readers of committed records are handed; damage is stepped over."""
+    """Return the values that readers of committed records get when they skip damage."""
     told = log.read(log.log_start_offset, isolation="read_committed", on_skip=lambda *told: None)
     return [value for batch in told for value in batch.values]
 
 
 def sequences(log: Partition) -> dict[int, int]:
-    """What each producer's next sequence is."""
+    """Return the next sequence of each producer."""
     return {one.producer_id: one.next_sequence for one in log.producers()}
 
 
 def findings(folder: Path, fs: NoSyncFileSystem | None = None) -> list[Finding]:
-    """Everything worse than a note."""
+    """Return all findings that are worse than a note."""
     found = inspect_partition(fs or NoSyncFileSystem(), str(folder), "t", 0, TopicConfig(), Tally())
     return [one for one in found.findings if one.severity != "note"]
 
@@ -93,7 +93,7 @@ def rotten(sample: Sample, suffixes: tuple[str, ...], step: int) -> Iterator[tup
 
 
 def test_the_sample_is_complete_and_healthy(sample: Sample) -> None:
-    """Both kinds of files are there, and nothing to find."""
+    """Both kinds of files exist, and verify finds nothing."""
     suffixes = {path.suffix for path in sample.folder.iterdir()}
     assert {ABORTED_SUFFIX, SNAPSHOT_SUFFIX} <= suffixes
     assert findings(sample.folder) == findings(sample.folder, AnotherBoot()) == []
@@ -103,7 +103,7 @@ def test_the_sample_is_complete_and_healthy(sample: Sample) -> None:
 
 @pytest.mark.parametrize("boot", [NoSyncFileSystem, AnotherBoot], ids=["same-boot", "restarted"])
 def test_a_snapshot_or_a_list_of_aborts(sample: Sample, boot: type[NoSyncFileSystem]) -> None:
-    """It is ignored and made from the log again: readers see what they saw, appends are checked as before."""
+    """The file is ignored and derived from the log again: readers and the checks of appends are unchanged."""
     for path, _ in rotten(sample, (ABORTED_SUFFIX, SNAPSHOT_SUFFIX), max(STEP // 3, 1)):
         (found,) = findings(sample.folder, boot())
         assert (found.severity, found.path) == ("warning", str(path))
@@ -117,7 +117,7 @@ def test_a_snapshot_or_a_list_of_aborts(sample: Sample, boot: type[NoSyncFileSys
 
 @pytest.mark.parametrize("how", ["read", "repaired"])
 def test_a_segment_with_transactions(sample: Sample, how: str) -> None:
-    """Nothing aborted is shown, whatever byte of a sealed segment is wrong, and after a repair neither."""
+    """With any byte of a sealed segment wrong, and also after a repair, readers get no aborted record."""
     for path, position in rotten(sample, (".log",), STEP):
         (found,) = findings(sample.folder)
         assert (found.severity, found.path) == ("damage", str(path))
@@ -134,7 +134,7 @@ def test_a_segment_with_transactions(sample: Sample, how: str) -> None:
 
 
 def test_a_state_page_of_a_log_with_transactions(sample: Sample) -> None:
-    """Either it is told, or readers of committed records see what they saw."""
+    """Either verify reports it, or readers of committed records get the same records."""
     for path, position in rotten(sample, ("",), STEP):
         if path.name != "state":
             continue

@@ -24,7 +24,7 @@ from segmentlog.spark.java import Java, JavaNotFound
 
 @pytest.mark.long
 def test_the_demonstration_holds(tmp_path: Path) -> None:
-    """Every step of the demo runs and checks what it says, on the first flights of the year."""
+    """Every step of the demo runs and checks its output, on the first flights of the year."""
     said: list[str] = []
     demo.run(tmp_path / "store", said.append, limit=5_000)
     text = "\n".join(said)
@@ -58,7 +58,7 @@ def test_without_a_client_a_line_says_so(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_loss_fails_the_demonstration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client that was told of a record that is not there is not passed over."""
+    """If a client got an acknowledgement for a record that is missing, the demonstration fails."""
     monkeypatch.setattr(demo_serving._Client, "join", _told_of_more(demo_serving._Client.join))
     with pytest.raises(demo_flights.DemoFailed, match="acknowledged"):
         demo_serving.serve(tmp_path / "store", [b"%d" % number for number in range(300)], lambda _: None)
@@ -73,7 +73,7 @@ def _told_of_more(join: Callable[[demo_serving._Client], None]) -> Callable[[dem
 
 
 def test_a_restore_that_lacks_records_fails_the_demonstration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was acknowledged as shipped has to be there."""
+    """Records that were acknowledged as shipped must be in the restore."""
     work = demo_shipping._work_until_killed
     monkeypatch.setattr(demo_shipping, "_work_until_killed", lambda *args: (work(*args)[0], 100_000))
     with pytest.raises(demo_flights.DemoFailed, match="acknowledged as shipped"):
@@ -83,7 +83,7 @@ def test_a_restore_that_lacks_records_fails_the_demonstration(tmp_path: Path, mo
 
 @pytest.mark.long
 def test_the_demonstration_of_compaction_on_the_whole_year(tmp_path: Path) -> None:
-    """All flights: of each plane the last, and the last three, stay; the counts are those of plain Python."""
+    """All flights: the last record of each plane, and the last three, remain; the counts are those of plain Python."""
     flights = demo_flights.load_flights()
     said: list[str] = []
     demo._compact(tmp_path / "store", flights, said.append)
@@ -119,7 +119,7 @@ def run_demo(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.long
 def test_the_demo_command_keeps_its_store(tmp_path: Path) -> None:
-    """`segmentlog demo --keep` leaves a store behind that opens, and with --no-spark nothing else."""
+    """`segmentlog demo --keep --no-spark` keeps a store that opens, and only that."""
     done = run_demo(tmp_path, "--limit", "2000", "--keep", "kept", "--no-spark")
     assert done.returncode == 0, done.stderr
     assert "PARTITION" in done.stdout
@@ -129,7 +129,7 @@ def test_the_demo_command_keeps_its_store(tmp_path: Path) -> None:
 
 
 def test_the_demo_does_not_mix_with_what_spark_made_before(tmp_path: Path) -> None:
-    """A checkpoint of an earlier store would say that all is read: it is told before anything begins."""
+    """A checkpoint of an earlier store would mark all records as read: the demonstration refuses to start with it."""
     (tmp_path / "kept-spark").mkdir()
     done = run_demo(tmp_path, "--limit", "2000", "--keep", "kept")
     assert (done.returncode, done.stdout) == (1, "")
@@ -146,7 +146,7 @@ def test_the_demo_does_not_mix_with_what_spark_made_before(tmp_path: Path) -> No
 def test_without_spark_its_steps_are_left_out(
     missing: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is missing is said in one line, and the demonstration is none the worse."""
+    """The demonstration reports in one line what is missing, and succeeds."""
 
     def find_spec(name: str) -> object | None:
         return None if name == missing else object()

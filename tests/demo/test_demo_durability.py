@@ -20,7 +20,7 @@ def row(output: str, setting: str) -> str:
 
 
 def test_every_policy_is_shown_and_agrees() -> None:
-    """A row for each policy and ack level, with both histories; losses are told, and nothing else is said on stderr."""
+    """Each policy and ack level has a row with both histories; losses are reported, and stderr stays empty."""
     done = CliRunner().invoke(cli, ["demo", "durability"])
     assert done.exit_code == 0, done.output
     assert done.stderr == ""
@@ -43,7 +43,7 @@ def test_every_policy_is_shown_and_agrees() -> None:
 
 
 def test_without_redis_a_line_says_how_to_see_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No redis-server, or no bench folder (an installed package): one line, and all is well."""
+    """Without redis-server or the bench folder (an installed package), the command prints a line and succeeds."""
     monkeypatch.setattr(shutil, "which", lambda name: None)
     done = CliRunner().invoke(cli, ["demo", "durability"])
     assert done.exit_code == 0
@@ -65,7 +65,7 @@ def test_the_demonstration_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("option", [("--limit", "5"), ("--keep", "x")])
 def test_options_of_the_flights_are_refused(option: tuple[str, str]) -> None:
-    """What would have no effect is not taken in silence."""
+    """An option that would have no effect is an error."""
     done = CliRunner().invoke(cli, ["demo", "durability", *option])
     assert done.exit_code == 2
     assert "are options of flights" in done.output

@@ -1,4 +1,4 @@
-"""`segmentlog serve` with several workers, and the programs of others at it."""
+"""`segmentlog serve` with several workers, and foreign programs that use it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ from server.clients.teller import Start, starting
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts programs."""
+    """Yield a function that starts programs."""
     with starting(tmp_path / "said.log") as start:
         yield start

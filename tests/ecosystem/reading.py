@@ -1,4 +1,4 @@
-"""What is in topics, through both doors: what a read_committed reader of the library sees, and one of librdkafka's."""
+"""The content of topics through both interfaces: for read_committed readers of the library and of librdkafka."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Row(NamedTuple):
 
 
 def by_library(store: LogStore, topic: str) -> list[Row]:
-    """What it sees of committed records."""
+    """Return the committed records as the library reads them."""
     with store.consumer(topic, isolation="read_committed") as consumer:
         return sorted(Row(one.partition, one.offset, one.key, one.value, one.timestamp) for one in consumer)
 
 
 def by_client(address: str, topic: str, partitions: int) -> list[Row]:
-    """What librdkafka sees of committed records."""
+    """Return the committed records as librdkafka reads them."""
     consumer = Consumer({
         "bootstrap.servers": address, "group.id": "reader", "enable.auto.commit": False, "enable.partition.eof": True,
         "isolation.level": "read_committed", "auto.offset.reset": "error",
@@ -59,11 +59,11 @@ def _until_the_ends(consumer: Consumer, places: list[TopicPartition]) -> Iterato
 
 
 def open_transactions(store: LogStore, topic: str) -> bool:
-    """Whether there is one in a topic: something is written, and not decided."""
+    """Return whether a transaction is open in a topic: records are written and not decided."""
     return any(log.last_stable_offset < log.log_end_offset for log in store.topic(topic).partitions())
 
 
 def undecided_and_aborted(store: LogStore, topic: str) -> int:
-    """How many records there are that nobody is to see."""
+    """Return the number of records that readers must not see."""
     with store.consumer(topic, isolation="read_uncommitted") as consumer:
         return sum(1 for _ in consumer) - len(by_library(store, topic))

@@ -38,7 +38,7 @@ def cli(store: Path, *arguments: str, stdin: bytes = b"") -> subprocess.Complete
 
 
 def content(store: Path, topic: str) -> list[tuple[Any, ...]]:
-    """Everything of a topic but the offsets."""
+    """Return the records of a topic without their offsets."""
     with segmentlog.open(store, create=False, read_only=True) as opened:
         return [(one.key, one.value, one.timestamp, one.headers) for one in opened.consumer(topic)]
 
@@ -185,7 +185,7 @@ class There:
 
 @pytest.fixture(scope="module")
 def there(tmp_path_factory: pytest.TempPathFactory) -> There:
-    """Where trips begin."""
+    """Return the folder where round trips start."""
     return There(tmp_path_factory.mktemp("there"))
 
 
@@ -274,15 +274,15 @@ def test_a_date_that_python_has_not_is_told(there: There) -> None:
     "fields", [FieldNames(whole=True), FieldNames(value="odd"), FieldNames(value="plain", key="odd")]
 )
 def test_a_value_that_json_has_not_is_told(fields: FieldNames) -> None:
-    """With the number of its record, whatever a reader of a file makes of what it finds."""
+    """The error has the number of the record, for all values that readers of files produce."""
     documents: list[dict[str, Any]] = [{"plain": "a", "odd": 1}, {"plain": "b", "odd": 1j}]
     with pytest.raises(TransferError, match=r"record 2: .*JSON.*1j is complex"):
         list(records_of(iter(documents), fields, 10))
 
 
 def test_nanoseconds_become_text(there: There) -> None:
-    """As part of a value times and durations in nanoseconds are JSON text, whatever pyarrow makes of them."""
-    pytest.importorskip("pandas")  # without pandas, pyarrow has no type for them and reports that
+    """Within a value, times and durations in nanoseconds are JSON text, whatever pyarrow returns for them."""
+    pytest.importorskip("pandas")  # needs pandas: pyarrow has a type for them only with it
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -371,7 +371,7 @@ def test_a_timestamp_that_is_none_is_told(filled: Path, value: str) -> None:
 
 @pytest.mark.parametrize("ending", ["ndjson", "csv", "parquet"])
 def test_an_import_goes_on_where_it_failed(tmp_path: Path, ending: str) -> None:
-    """It says how many records are appended, and --skip leaves just those out, and one that is to be left out, too."""
+    """The error has the number of appended records. --skip leaves out exactly those, and a bad record in addition."""
     store, file = tmp_path / "store", str(tmp_path / f"x.{ending}")
     with segmentlog.open(store) as opened:
         topic = opened.create_topic("from", max_message_bytes=10_000)
@@ -479,7 +479,7 @@ def test_a_refused_export_leaves_no_half(many: Path, tmp_path: Path, before: byt
 def test_an_export_that_is_ended_leaves_no_half(
     many: Path, tmp_path: Path, ending: str, number: signal.Signals
 ) -> None:
-    """Whenever it is killed or stopped: what has the name is whole; what it leaves otherwise cannot be imported."""
+    """After a kill or a stop at any time, a file of that name is complete; other leftovers cannot be imported."""
     file = tmp_path / "folder" / f"x.{ending}"
     file.parent.mkdir()
     command = [sys.executable, "-m", "segmentlog", "--dir", str(many), "export", "t", str(file), "--to", "100000"]
@@ -558,7 +558,7 @@ def test_what_is_no_file_is_written_to_as_it_is(many: Path, tmp_path: Path) -> N
 
 
 def test_a_file_in_memory_is_a_file(many: Path, memory_path: Path) -> None:
-    """Wherever it is mounted: below /dev, say."""
+    """This holds for any place where it is mounted, such as /dev."""
     file = memory_path / "x.ndjson"
     file.write_bytes(b"what was there")
     inode = file.stat().st_ino

@@ -74,7 +74,7 @@ def _send(
 
 @pytest.mark.parametrize("fails_at", range(1, 7))
 def test_a_list_that_fails_is_gone_on_with(store: LogStore, fs: FaultyFileSystem, fails_at: int) -> None:
-    """With --skip the rest is appended: one partition has every record once, in order."""
+    """With --skip, the rest is appended: one partition has every record once, in order."""
     sender, failure, told = _send(store, fs, "one", fails_at=fails_at)
     assert isinstance(failure, DiskFull)
     assert sender.number == sender.records == LIST * (fails_at - 1)

@@ -1,10 +1,10 @@
-"""Made the files under ``golden/``, once. They are committed, and never made again.
+"""Create the files in ``golden/``. This ran once, and the files are committed: never create them again.
 
     python tests/format/make_golden.py
 
-Each batch is two files: ``NAME.batch``, the bytes, and ``NAME.json``, what went in and
-what has to come out. A new case gets new files; a case that is there is never overwritten:
-stores in the field hold bytes like these. Byte strings stand in the JSON as Latin-1.
+Each batch is two files: ``NAME.batch``, its bytes, and ``NAME.json``, its input and the records that it must decode to.
+A new case gets new files; existing files are never overwritten: stores in the field hold bytes like these. Byte
+strings are stored in the JSON as Latin-1.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NOW_MS = 1_700_000_000_000
 
 _LINES = [f"line {number} of a text that LZ4 can do something about" for number in range(40)]
 
-# What `encode_batch` and `placed_at` are given; what is left out has their defaults.
+# Arguments of `encode_batch` and `placed_at`, without those that have their defaults.
 BATCHES: dict[str, dict[str, Any]] = {
     "plain": {"values": ["hello", "", "world"]},
     "one_null_value": {"values": [None], "base_offset": 2**40, "epoch": 7},
@@ -140,7 +140,7 @@ def headers(rows: list[list[list[str | None]]] | None) -> Any:
 
 
 def records(case: dict[str, Any]) -> list[dict[str, Any]]:
-    """What reading the batch has to give, from what went in and not from what came out."""
+    """Return the records that the batch must decode to, computed from the input."""
     count = len(case["values"])
     columns = {
         "offset": [case.get("base_offset", 0) + delta for delta in case.get("offset_deltas", range(count))],

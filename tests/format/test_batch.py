@@ -55,7 +55,7 @@ every_codec = pytest.mark.parametrize("codec", [codec.number for codec in CODECS
 
 
 def is_refused(data: bytes | memoryview) -> bool:
-    """Whether a reader that wants everything in this batch gets `CorruptBatch`."""
+    """Return whether a reader of the whole batch gets `CorruptBatch`."""
     try:
         read_everything(data)
     except CorruptBatch:
@@ -69,7 +69,7 @@ def is_refused(data: bytes | memoryview) -> bool:
 @pytest.mark.long
 @given(given=columns(), base_offset=offsets, epoch=st.integers(0, 2**32 - 1), codec=codecs)
 def test_a_batch_comes_back(given, base_offset, epoch, codec):
-    """Every record has the offset, epoch, timestamp, key, value and headers it was given."""
+    """Every record has its offset, epoch, timestamp, key, value and headers after decoding."""
     data = batch_bytes(given, base_offset, epoch=epoch, codec=codec)
     assert list(read_batch(data).records()) == expected_records(given, base_offset, epoch=epoch)
 
@@ -198,7 +198,7 @@ def test_a_flip_of_any_byte_is_detected(codec, bits):
 
 @every_codec
 def test_a_flip_in_the_header_is_detected_without_the_payload(codec):
-    """Whoever only walks over headers notices a damaged one, too: 88 bytes and their checksum are one unit."""
+    """A walk over headers detects a damaged one, too: 88 bytes and their checksum are one unit."""
     data = bytearray(batch_bytes(FULL, 2**33, epoch=5, codec=codec))
     for position in range(HEADER_SIZE):
         data[position] ^= 0x10
@@ -219,7 +219,7 @@ def test_a_batch_cut_short_anywhere_is_detected(codec):
 
 
 def test_a_position_behind_the_end_is_no_batch():
-    """Reading behind the last byte raises CorruptBatch with what was found there: nothing."""
+    """Reading after the last byte raises CorruptBatch, which reports that 0 bytes were found."""
     data = memoryview(batch_bytes(FULL))
     with pytest.raises(CorruptBatch, match="found 0 bytes"):
         decode_header(data, len(data) + 5)
@@ -245,14 +245,14 @@ def test_damage_is_told_with_place_and_evidence():
 
 @given(data=st.binary(max_size=400))
 def test_arbitrary_bytes_are_no_batch(data):
-    """Bytes that nobody wrote as a batch raise CorruptBatch, and nothing else."""
+    """Bytes that are not a batch raise CorruptBatch, and no other error."""
     with pytest.raises(CorruptBatch):
         read_everything(data)
 
 
 @given(given=columns(max_size=5), codec=codecs, mutate=st.data())
 def test_a_mutated_batch_is_refused(given, codec, mutate):
-    """Any other bytes in any places of a batch raise CorruptBatch, and nothing else."""
+    """Any change of any bytes of a batch raises CorruptBatch, and no other error."""
     data = batch_bytes(given, 9, codec=codec)
     other = bytearray(data)
     for _ in range(mutate.draw(st.integers(1, 4))):
@@ -265,7 +265,7 @@ def test_a_mutated_batch_is_refused(given, codec, mutate):
 
 
 def field_values(field: str) -> st.SearchStrategy[Any]:
-    """Every value that a header field can hold, the extreme ones and those near nothing often."""
+    """Return a strategy of all values of a header field, with extreme ones and those near zero often."""
     size = {"H": (0, 2**16), "h": (-(2**15), 2**15), "I": (0, 2**32), "i": (-(2**31), 2**31)}
     low, end = size.get(HEADER_FIELDS[field], (-(2**63), 2**63))
     return st.integers(low, end - 1) | st.sampled_from([low, end - 1]) | st.integers(0, 40)
@@ -285,7 +285,7 @@ def forgeries(draw: st.DrawFn) -> bytes:
 
 @given(data=forgeries())
 def test_a_forged_batch_is_a_batch_or_refused(data):
-    """With checksums that match, whatever a batch claims: it reads as a whole, or raises CorruptBatch."""
+    """A forged batch with matching checksums is read completely, or raises CorruptBatch."""
     is_refused(data)
 
 
@@ -345,7 +345,7 @@ def test_the_last_offsets_of_all_can_be_used():
     ids=["longer", "shorter", "noise", "cut"],
 )
 def test_lz4_that_does_not_give_what_the_header_says_is_refused(raw_size, payload):
-    """A payload that does not decompress to the size in the header is unreadable, and no crash of the decoder."""
+    """A payload that does not decompress to the size in the header is unreadable; the decoder does not crash."""
     data = batch_bytes([bytes(994)], codec=CODEC_LZ4)
     forged = forge(data, payload=payload, payload_size=len(payload), raw_size=raw_size, values_size=raw_size)
     header = decode_header(memoryview(forged), 0)
@@ -356,7 +356,7 @@ def test_lz4_that_does_not_give_what_the_header_says_is_refused(raw_size, payloa
 
 
 def test_a_forged_batch_cannot_make_a_reader_take_more_than_the_largest_raw_size():
-    """What decompressing may take is bounded twice: by the largest raw size, and by 255 times what is stored."""
+    """The memory for decompressing has two bounds: the largest raw size, and 255 times the stored size."""
     payload = bytes(4000)
     data = batch_bytes([b"x" * 300], codec=CODEC_LZ4)
     bound = 255 * len(payload)

@@ -1,4 +1,4 @@
-"""Each codec, and what is no payload of its."""
+"""Each codec, and payloads that it refuses."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ compressing = pytest.mark.parametrize(
 
 
 def test_every_codec_has_a_name_and_a_number() -> None:
-    """Of its own, which fits where it is stored; the first is what the library writes where the topic names none."""
+    """The number fits into the stored bits. The first codec is the default of a topic."""
     assert len(BY_NUMBER) == len(set(CODEC_NAMES)) == len(CODECS) == 5
     for codec in CODECS:
         assert codec.number & CODEC_MASK == codec.number
@@ -46,7 +46,7 @@ def test_every_codec_has_a_name_and_a_number() -> None:
 
 @compressing
 def test_what_is_compressed_comes_back(codec: BatchCodec) -> None:
-    """Whatever the bytes come in."""
+    """Compressed bytes of any buffer type decompress to the same bytes."""
     for raw in (RAW, b"", b"x", os.urandom(5000)):
         for given in (raw, bytearray(raw), memoryview(raw)):
             packed = compression(codec.name).compress(given)
@@ -67,7 +67,7 @@ def test_lz4_with_a_size_before_the_block_is_refused() -> None:
 
 @pytest.mark.parametrize("value", [0, 1, 7, 200, 255])
 def test_lz4_that_begins_like_its_size_is_read(value: int) -> None:
-    """So many equal bytes that their block begins with their number: one literal, then a match at offset 1."""
+    """The block of this many equal bytes begins with their number: one literal, then a match at offset 1."""
     raw = bytes([value]) * (0x1001F + (value << 8))
     block = lz4.block.compress(raw, store_size=False)
     assert int.from_bytes(block[:4], "little") == len(raw)
@@ -106,7 +106,7 @@ def test_lz4_blocks_are_read_as_by_another_decoder(seed: int) -> None:
 
 @compressing
 def test_what_is_no_payload_is_a_value_error(codec: BatchCodec) -> None:
-    """Or comes out shorter than the header says; never longer, and nothing else is raised."""
+    """Such a payload raises ValueError or decompresses to fewer bytes than the header says, never to more."""
     packed = compression(codec.name).compress(RAW)
     broken = [b"", b"\xff" * 40, packed[:-1], packed[: len(packed) // 2], packed[1:], os.urandom(200)]
     for payload in [packed, *broken]:
@@ -122,7 +122,7 @@ def test_what_is_no_payload_is_a_value_error(codec: BatchCodec) -> None:
 
 @compressing
 def test_no_payload_is_smaller_than_the_ratio_says(codec: BatchCodec) -> None:
-    """What shrinks most: else a reader would refuse what was written."""
+    """The most compressible payload stays within the ratio; otherwise a reader would refuse it."""
     size = 16 << 20
     assert len(compression(codec.name).compress(bytes(size))) * codec.max_ratio >= size
 
@@ -136,7 +136,10 @@ def test_a_frame_that_claims_gigabytes_allocates_what_the_header_says() -> None:
 
 
 def test_levels_of_who_has_them() -> None:
-    """A higher one takes less room; any other is refused, by the config as well, whoever has none refuses all."""
+    """A higher level takes less room.
+
+    Other levels are refused, also by the config, and so is any level of other codecs.
+    """
     raw = b"".join(b'{"page": "/%d", "user": %d}' % (number * 7919 % 1000, number) for number in range(3000))
     sizes = [len(compression("zstd", level).compress(raw)) for level in (1, 19)]
     assert sizes[1] < sizes[0] * 0.9

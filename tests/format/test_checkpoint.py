@@ -1,4 +1,4 @@
-"""A checkpoint comes back from the newest slot that is whole; a slot that is not is never believed."""
+"""A checkpoint is read from the newest valid slot; an invalid slot is never trusted."""
 
 from __future__ import annotations
 
@@ -57,20 +57,20 @@ def forge(body: bytes) -> bytes:
 
 @given(checkpoint=checkpoints, sequence=st.integers(0, 2**64 - 1), padding=st.integers(0, 300))
 def test_a_slot_comes_back(checkpoint, sequence, padding):
-    """Every field and the sequence number come back, whatever room the slot has to spare."""
+    """Every field and the sequence number are decoded, with any spare room in the slot."""
     assert decode_slot(encode_slot(checkpoint, sequence) + bytes(padding)) == (sequence, checkpoint)
 
 
 @given(first=checkpoints, second=checkpoints, sequence=st.integers(0, 2**40), swap=st.booleans())
 def test_the_newer_slot_counts(first, second, sequence, swap):
-    """Of two valid slots the one with the higher sequence number is the checkpoint, on whichever side it lies."""
+    """The valid slot with the higher sequence number is the checkpoint, in either order."""
     old, new = encode_slot(first, sequence), encode_slot(second, sequence + 1)
     data = both(new, old, 8192) if swap else both(old, new, 8192)
     assert decode_checkpoint(data) == (sequence + 1, second, False)
 
 
 def test_a_segment_behind_the_recovery_point_is_no_checkpoint():
-    """The offset lies in the segment, or begins it."""
+    """The recovery offset is in the recovery segment, or begins it."""
     assert decode_slot(encode_slot(Checkpoint(recovery_offset=7, recovery_segment=7), 1))
     with pytest.raises(MalformedCheckpoint, match="recovery offset 7 is before the recovery segment 8"):
         decode_slot(encode_slot(Checkpoint(recovery_offset=7, recovery_segment=8), 1))
@@ -88,7 +88,7 @@ def test_a_flip_of_any_byte_of_a_slot_is_detected():
 
 
 def test_a_slot_cut_short_anywhere_is_detected():
-    """A slot that was not written to its last byte is malformed, with zeros behind the cut and without."""
+    """A slot that was not written to its last byte is malformed, with or without zeros after the cut."""
     slot = encode_slot(NEW, 9)
     for size in range(len(slot)):
         with pytest.raises(MalformedCheckpoint):
@@ -101,7 +101,7 @@ def test_a_slot_cut_short_anywhere_is_detected():
 @pytest.mark.parametrize("damage", [bytes(SLOT_SIZE), b"\xff" * SLOT_SIZE, encode_slot(NEW, 9)[:40]])
 @pytest.mark.parametrize("side", [0, 1])
 def test_damage_to_one_slot_leaves_the_other_and_is_told(damage, side):
-    """With one slot damaged, or blank, the other one counts, and the damage is told: it may have been the newer."""
+    """If one slot is damaged or blank, the other one counts, and the damage is reported: it may hide a newer one."""
     slots = [encode_slot(OLD, 8), encode_slot(OLD, 8)]
     slots[side] = damage
     assert decode_checkpoint(both(*slots)) == (8, OLD, True)
@@ -109,7 +109,7 @@ def test_damage_to_one_slot_leaves_the_other_and_is_told(damage, side):
 
 @pytest.mark.parametrize("data", [b"", b"\0", bytes(2 * SLOT_SIZE), b"\xff" * 100])
 def test_a_file_without_a_valid_slot_is_told(data):
-    """Where neither slot is valid there is no checkpoint, and the file is damaged."""
+    """If both slots are invalid, the file is damaged and has no checkpoint."""
     assert decode_checkpoint(data) == (0, None, True)
 
 
@@ -139,14 +139,14 @@ def test_a_file_that_lost_its_end_never_passes_for_whole(size):
     ids=range(10),
 )
 def test_a_body_that_is_no_checkpoint_is_malformed(body):
-    """A slot whose checksum is right and whose body is no checkpoint is malformed, and nothing else is raised."""
+    """A slot with a right checksum and an invalid body raises MalformedCheckpoint, and no other error."""
     with pytest.raises(MalformedCheckpoint):
         decode_slot(forge(body))
 
 
 @given(data=st.binary(max_size=300))
 def test_arbitrary_bytes_are_no_checkpoint(data):
-    """Whatever bytes: a slot of them is malformed, a slot with a forged checksum a checkpoint or malformed."""
+    """Arbitrary bytes are a malformed slot; with a forged checksum they are a checkpoint or a malformed slot."""
     with pytest.raises(MalformedCheckpoint):
         decode_slot(data)
     try:
@@ -158,7 +158,7 @@ def test_arbitrary_bytes_are_no_checkpoint(data):
 
 @given(checkpoint=checkpoints, at=st.integers(0, 2**16), byte=st.integers(0, 255))
 def test_a_mutated_body_is_a_checkpoint_or_malformed(checkpoint, at, byte):
-    """One other byte in a body, under a checksum that matches, gives a checkpoint or MalformedCheckpoint."""
+    """One changed byte in a body with a matching checksum gives a checkpoint or MalformedCheckpoint."""
     body = bytearray(msgspec.msgpack.encode(checkpoint))
     body[at % len(body)] = byte
     try:

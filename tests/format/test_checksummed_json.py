@@ -10,7 +10,7 @@ from segmentlog.format.checksummed_json import ChecksumMismatch, add_checksum, r
 
 
 def test_the_text_comes_back() -> None:
-    """With its checksum it is still JSON."""
+    """The text with its checksum is JSON, too."""
     text = b'{"a":[1,2],"b":"\xc3\xa4"}'
     data = add_checksum(text)
     assert remove_checksum(data) == text
@@ -18,7 +18,7 @@ def test_the_text_comes_back() -> None:
 
 
 def test_every_changed_byte_is_found() -> None:
-    """Each byte changed, each prefix, and bytes appended."""
+    """Each changed byte, each prefix, and appended bytes are detected."""
     data = add_checksum(b'{"a":[1,2],"b":"c"}')
     for position in range(len(data)):
         changed = data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :]

@@ -139,7 +139,7 @@ def test_a_contradictory_document_is_not_written() -> None:
 
 
 def test_a_newer_level_names_the_release_that_reads_it() -> None:
-    """Whatever else a newer document has; a name that is not one of a release is not repeated."""
+    """The error names the release, whatever else the document has, but never repeats a name that is not a release."""
     for named, needed in (("2.3.0", "segmentlog 2.3.0 or newer"), ("rm -rf\n", "the release that wrote it")):
         with pytest.raises(NewerDocument, match=needed) as caught:
             decode_document(changed(level=LEVEL + 1, min_release=named, machines="moved", color=1))
@@ -156,7 +156,7 @@ def test_what_is_no_document_is_refused(data: bytes) -> None:
 
 
 def test_a_huge_document_is_refused_unread() -> None:
-    """Also if it is valid JSON with a right checksum."""
+    """This also holds for valid JSON with a right checksum."""
     with pytest.raises(MalformedDocument, match=f"at most {MAX_DOCUMENT_BYTES:,} fit"):
         decode_document(changed(cluster_id="x" * MAX_DOCUMENT_BYTES))
 
@@ -215,7 +215,7 @@ def test_any_damage_is_refused(document: ClusterDocument, data: st.DataObject) -
 
 @given(documents(), st.data())
 def test_any_text_with_a_right_checksum_is_read_or_refused(document: ClusterDocument, data: st.DataObject) -> None:
-    """The same damage by a writer that computes the checksum: what is read is what was written, and consistent."""
+    """With a computed checksum, damaged text is refused or decodes to a document that encodes to the same text."""
     text = remove_checksum(encode_document(document))
     start = data.draw(st.integers(1, len(text)))
     end = data.draw(st.integers(start, min(start + 10, len(text))))
@@ -236,7 +236,7 @@ json_values = st.recursive(
 
 @given(st.sampled_from(ClusterDocument.__struct_fields__), json_values)
 def test_any_value_of_a_key_is_read_or_refused(key: str, value: object) -> None:
-    """With a checksum that matches: the document that is read has this value, or the error is the clear one."""
+    """With a matching checksum, the decoded document has this value, or the error is MalformedDocument."""
     try:
         found = decode_document(changed(**{key: value}))
     except MalformedDocument:

@@ -1,4 +1,4 @@
-"""Columns go in and come out the same; what is no column is refused with the place of what is wrong."""
+"""Columns survive a round trip, and invalid columns raise an error with the position of the fault."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_timestamps_are_narrow_while_they_fit(far, width):
 
 
 def test_an_absent_column_costs_nothing():
-    """Without keys, timestamps and headers a batch holds its values and no byte more."""
+    """Without keys, timestamps and headers, a batch takes the bytes of its values only."""
     sizes = [len(column) for column in encode(Columns([b"a", b"b"]), bytearray())]
     assert sizes == [0, 0, 0, 1 + 2 * 3, 0]
 
@@ -112,7 +112,7 @@ def test_every_length_of_a_messagepack_array_is_read(count):
 )
 @pytest.mark.parametrize("decode", [decode_blobs, decode_headers])
 def test_what_is_no_column_is_malformed(decode, data, count):
-    """Bytes that are no column of so many items raise MalformedColumn."""
+    """Bytes that are not a column of ``count`` items raise MalformedColumn."""
     with pytest.raises(MalformedColumn):
         decode(memoryview(data), count)
 
@@ -132,14 +132,14 @@ def test_headers_that_are_no_pairs_are_malformed(record):
 
 
 def test_a_header_name_that_is_not_utf8_is_malformed():
-    """A name whose bytes are no text raises MalformedColumn, and no UnicodeDecodeError."""
+    """A name that is not UTF-8 raises MalformedColumn, not UnicodeDecodeError."""
     with pytest.raises(MalformedColumn, match="utf-8"):
         decode_headers(memoryview(b"\x91\x91\x92\xa1\xff\xc0"), 1)
 
 
 @given(data=st.binary(max_size=60), count=st.integers(1, 20), base=st.integers(-(2**63), 2**63 - 1))
 def test_any_bytes_are_a_column_or_malformed(data, count, base):
-    """Whatever the bytes: a column of so many items, or MalformedColumn."""
+    """Any bytes are a column of ``count`` items, or raise MalformedColumn."""
     prefix = bytes([0x90 | count]) if count < 16 else struct.pack(">BH", 0xDC, count)
     for column in (data, prefix + data):
         for decode in (
@@ -167,7 +167,7 @@ def test_a_value_that_is_not_bytes_is_refused_with_its_index(blob):
 
 
 def test_every_kind_of_bytes_is_taken():
-    """bytes, bytearray and memoryview may stand in one column, with None among them."""
+    """bytes, bytearray and memoryview may be in one column, together with None."""
     blobs = [b"a", bytearray(b"b"), memoryview(b"c"), None]
     check_blobs("values", blobs)
     column = encode(Columns(blobs), bytearray())[3]
@@ -175,13 +175,13 @@ def test_every_kind_of_bytes_is_taken():
 
 
 def test_a_text_is_refused_with_the_remedy():
-    """Who passes a str is told to encode it."""
+    """A str raises an error that says to encode it."""
     with pytest.raises(InvalidRecord, match=r"\.encode\(\)"):
         check_blobs("values", ["text"])
 
 
 def test_headers_are_normalised():
-    """None and empty sequences mean no headers; pairs may be tuples or lists, with any kind of bytes."""
+    """None and empty sequences mean an empty list; pairs may be tuples or lists, with any kind of bytes."""
     given = [None, (), [], [["a", b"1"], ("a", None)], (("b", bytearray(b"2")),)]
     assert check_headers(given) == [(), (), (), (("a", b"1"), ("a", None)), (("b", b"2"),)]
 

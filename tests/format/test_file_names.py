@@ -61,7 +61,7 @@ def test_internal_names_are_for_the_store_alone(name):
 
 @given(name=st.text(max_size=300) | st.text(alphabet="a._-/@\0", max_size=6))
 def test_no_name_leaves_the_folder(name):
-    """Whatever passes for a name is one entry of the store's folder, and fits Kafka's pattern; the rest is refused."""
+    """An accepted name is one entry of the store's folder, and fits Kafka's pattern; all others are refused."""
     legal = (
         re.fullmatch(r"[a-zA-Z0-9._-]{1,249}", name)
         and name not in (".", "..", STORE_FILE)
@@ -102,5 +102,5 @@ def test_names_of_segments_sort_as_their_offsets(first, second):
     ids=ascii,
 )
 def test_other_files_are_no_segments(name):
-    """Only 20 digits that are an offset, and .log, name a segment; every other file in the folder is let be."""
+    """Only 20 digits that are an offset, with .log, name a segment; other files in the folder are ignored."""
     assert parse_segment_name(name) is None

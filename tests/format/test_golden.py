@@ -63,7 +63,7 @@ def encode_again(case: dict[str, Any]) -> bytes:
 
 
 def test_there_are_golden_batches_of_every_kind():
-    """Every codec, every column and both widths of timestamps are among the golden batches."""
+    """The golden batches include every codec, every column and both widths of timestamps."""
     found = [load(name)[1]["header"] for name in NAMES]
     assert {header["attributes"] & 7 for header in found} == set(BY_NUMBER)
     for size in ("timestamps_size", "keys_size", "headers_size"):
@@ -99,14 +99,14 @@ def test_a_golden_batch_reads_as_it_was_written(name):
 
 @pytest.mark.parametrize("name", [name for name in NAMES if load(name)[1]["header"]["attributes"] & 7 == CODEC_NONE])
 def test_an_uncompressed_batch_is_written_as_ever(name):
-    """What is written today for a golden input is the golden file, byte for byte."""
+    """Encoding a golden input gives the golden file, byte for byte."""
     data, golden = load(name)
     assert encode_again(golden["input"]) == data
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if load(name)[1]["header"]["attributes"] & 7 != CODEC_NONE])
 def test_a_compressed_batch_is_written_with_the_same_header(name):
-    """Another release of a codec may find shorter bytes; whatever does not depend on them is as in the golden file."""
+    """A newer release of a codec may find shorter bytes; everything else equals the golden file."""
     data, golden = load(name)
     fresh = encode_again(golden["input"])
     differ = {"payload_size", "payload_checksum", "header_checksum"}
@@ -116,12 +116,12 @@ def test_a_compressed_batch_is_written_with_the_same_header(name):
 
 
 def test_the_header_is_the_struct_that_the_tests_spell_out():
-    """No field was added, dropped or moved without this second list of them being changed as well."""
+    """A field that is added, removed or moved must be changed in this second list of them, too."""
     assert BatchHeader.__struct_fields__ == tuple(HEADER_FIELDS)
 
 
 def test_a_golden_checkpoint_reads_as_it_was_written():
-    """Of the two slots the newer one counts, with every field that it had."""
+    """The newer one of the two slots counts, with all fields that were written."""
     data = (GOLDEN / "checkpoint.bin").read_bytes()
     assert len(data) == 2 * SLOT_SIZE
     assert decode_checkpoint(data) == (9, NEWER_CHECKPOINT, False)
@@ -138,7 +138,7 @@ def test_a_checkpoint_is_written_as_ever():
 
 
 def test_a_golden_index_reads_and_is_written_as_ever():
-    """Both files of an index give the entries they were made from, and these give the files."""
+    """Both files of an index decode to the golden entries, and these encode to the files."""
     offset_bytes = (GOLDEN / "segment.index").read_bytes()
     time_bytes = (GOLDEN / "segment.timeindex").read_bytes()
     expected = json.loads((GOLDEN / "segment.index.json").read_text())

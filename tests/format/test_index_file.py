@@ -38,7 +38,7 @@ def encode(entries: Triples) -> tuple[bytes, bytes]:
 
 
 def decode(offset_bytes: bytes, time_bytes: bytes) -> tuple[Triples, bool]:
-    """The entries of both files side by side, and whether that was all of them."""
+    """Return the entries of both files, and whether all of them were read."""
     offsets, times, whole = decode_entries(offset_bytes, time_bytes)
     assert offsets["relative_offset"].tolist() == times["relative_offset"].tolist()
     found = zip(
@@ -58,7 +58,7 @@ def test_entries_come_back(entries):
 
 @given(entries=triples(), cut=st.tuples(st.integers(0, 250), st.integers(0, 250)))
 def test_files_cut_short_give_the_entries_that_both_have(entries, cut):
-    """With either file cut at any byte the entries before the cut are there, and no other."""
+    """If either file is cut at any byte, exactly the entries before the cut are read."""
     offset_bytes, time_bytes = encode(entries)
     offset_bytes, time_bytes = offset_bytes[: cut[0]], time_bytes[: cut[1]]
     found, whole = decode(offset_bytes, time_bytes)
@@ -70,7 +70,7 @@ def test_files_cut_short_give_the_entries_that_both_have(entries, cut):
 @pytest.mark.parametrize("which", [0, 1])
 @pytest.mark.parametrize("bits", [0x01, 0x80, 0xFF])
 def test_a_flip_of_any_byte_ends_the_entries_before_it(which, bits):
-    """Whichever byte of either file changes, positions included, its entry is not believed, nor one behind it."""
+    """If any byte of either file changes, positions included, its entry and all later ones are ignored."""
     files = [bytearray(data) for data in encode(EXAMPLE)]
     size = (8, 16)[which]
     for at in range(len(files[which])):
@@ -102,13 +102,13 @@ def test_entries_that_do_not_ascend_are_not_believed(entry, why):
 
 
 def test_an_entry_at_position_zero_is_not_believed():
-    """The batch at position 0 needs no entry and never has one."""
+    """The batch at position 0 needs no entry, so such an entry is ignored."""
     assert decode(*encode([(0, 0, 5)])) == ([], False)
 
 
 @given(offset_bytes=st.binary(max_size=100), time_bytes=st.binary(max_size=200))
 def test_arbitrary_bytes_hold_no_entries(offset_bytes, time_bytes):
-    """Bytes that nobody wrote as an index give no entry, and raise nothing."""
+    """Bytes that are not an index give no entries, and raise no error."""
     assert decode(offset_bytes, time_bytes)[0] == []
 
 
@@ -118,5 +118,5 @@ def test_arbitrary_bytes_hold_no_entries(offset_bytes, time_bytes):
      (9096, 5000, 4096, True), (2**31, 5000, 4096, True)],
 )  # fmt: skip
 def test_an_entry_is_due_once_an_interval_has_passed(position, last, interval, due):
-    """A batch gets an entry when it starts an interval or more behind the last one that has."""
+    """A batch gets an entry if it starts an interval or more after the last batch with an entry."""
     assert entry_due(position, last, interval) is due

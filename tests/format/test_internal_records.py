@@ -1,4 +1,4 @@
-"""Golden records of the internal topics: what positions and transactions look like, and go on looking like."""
+"""Golden records of the internal topics: the layout of offsets and transactions stays the same."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def golden(name: str) -> tuple[bytes, bytes]:
 
 
 def state(topic_id: str) -> TransactionState:
-    """That of the golden records."""
+    """Return the state in the golden records."""
     return TransactionState(
         2**60 + 1, 3, "PrepareCommit", 60_000, NOW_MS, NOW_MS + 1, (PartitionId(topic_id, 0),),
         (UnconfirmedMarker(topic_id, 1, 99, 2),), 17, {topic_id: 3}, (42,), "a note",
@@ -38,7 +38,7 @@ def state(topic_id: str) -> TransactionState:
 
 
 def test_a_position_is_written_and_read_as_ever() -> None:
-    """Under the topic's id."""
+    """The record has the topic's id."""
     key, value = golden("position")
     tp = TopicPartition("orders", 4)
     made = encode(
@@ -58,14 +58,14 @@ def test_a_position_of_format_1_is_read_as_ever() -> None:
 
 
 def test_a_transaction_is_written_and_read_as_ever() -> None:
-    """With the ids of the topics."""
+    """The record has the ids of the topics."""
     key, value = golden("transaction")
     assert (encode_key("etl-1"), encode_state(state(TOPIC_ID))) == (key, value)
     assert read(key, value) == {"etl-1": state(TOPIC_ID)}
 
 
 def test_a_transaction_of_a_client_says_more() -> None:
-    """Behind what others say: whoever does not know of it reads the rest."""
+    """Additional fields come last, so that a process that does not know them reads the rest."""
     remote = msgspec.structs.replace(state(TOPIC_ID), is_server_name=True, last_epoch=2, epochs=(5,), log_epoch=1)
     value = encode_state(remote)
     assert read(encode_key("app"), value) == {"app": remote}
@@ -79,7 +79,7 @@ def test_a_transaction_of_format_1_is_read_as_ever() -> None:
 
 
 def read(key: bytes, value: bytes) -> dict[str, TransactionState]:
-    """What a record of the internal topic says."""
+    """Return the states that a record of the internal topic describes."""
     log = TransactionLog(SimpleNamespace(store_id=STORE_ID))  # type: ignore[arg-type]
     log._apply_record(key, value)
     return log._states

@@ -1,4 +1,4 @@
-"""What identifies a key: exact for short ones, seeded hashes for long ones."""
+"""The identity of a key: exact for short keys, a seeded hash for long ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def column(keys: list[bytes | None]) -> memoryview:
 
 @given(keys=KEYS | ALIKE, seed=st.integers(0, 2**64 - 1))
 def test_every_way_gives_the_same_identity(keys: list[bytes | None], seed: int) -> None:
-    """From a column, from a list, or one by one, whether or not all keys are of one length."""
+    """A column, a list, and single keys give the same identity, for keys of equal and of different lengths."""
     found, listed = key_identities(column(keys), len(keys), seed), identities_of(keys, seed)
     for at, key in enumerate(keys):
         if key is None:
@@ -47,7 +47,7 @@ def test_zeros_at_the_end_count() -> None:
 
 
 def test_another_seed_gives_long_keys_other_identities() -> None:
-    """Nobody can prepare two long keys that agree under a seed drawn later; short ones need no seed."""
+    """Two long keys cannot be prepared to agree under a seed that is drawn later; short keys need no seed."""
     long, short = b"k" * 16, b"k" * 15
     assert identity_of(long, 1) != identity_of(long, 2)
     assert identity_of(short, 1) == identity_of(short, 2)
@@ -61,7 +61,7 @@ def test_a_hundred_thousand_long_keys_are_all_different() -> None:
 
 
 def test_a_column_without_keys_is_all_null() -> None:
-    """As a batch stores it in which no record has a key."""
+    """A batch without keys stores the column like this."""
     found = key_identities(memoryview(b""), 3)
     assert found.is_null is not None
     assert found.is_null.tolist() == [True] * 3

@@ -78,7 +78,7 @@ def with_partition(**changes: Any) -> Manifest:
 
 
 def test_what_is_written_is_read() -> None:
-    """All of it, and it is JSON with the names that docs/format.md gives."""
+    """Everything survives, and it is JSON with the names in docs/format.md."""
     assert decode_manifest(encode_manifest(MANIFEST)) == MANIFEST
     document = msgspec.json.decode(encode_manifest(MANIFEST))
     assert document["format"] == 1
@@ -86,7 +86,7 @@ def test_what_is_written_is_read() -> None:
 
 
 def test_objects_are_all_that_it_refers_to() -> None:
-    """Nothing that is condemned, everything else; deleting what is not among them must be safe."""
+    """The list has every object except condemned ones: it must be safe to delete all others."""
     assert [one.key for one in MANIFEST.objects()] == [
         "files/f", "segments/a", "segments/a.snapshot", "segments/b", "segments/c.snapshot", "tails/7", "tails/8",
     ]  # fmt: skip
@@ -127,7 +127,7 @@ def test_objects_are_all_that_it_refers_to() -> None:
     ],
 )
 def test_what_contradicts_itself_is_refused(changes: dict[str, Any], why: str) -> None:
-    """Whoever restores from it would make a log that never was."""
+    """A restore from such a manifest would create a log that never existed."""
     with pytest.raises(MalformedManifest, match=why):
         decode_manifest(encode_manifest(with_partition(**changes)))
 
@@ -146,7 +146,7 @@ def test_what_contradicts_itself_is_refused(changes: dict[str, Any], why: str) -
     ],
 )
 def test_a_topic_that_no_store_can_hold_is_refused(changes: dict[str, Any], why: str) -> None:
-    """A restore would report success and leave a store that does not open, or a partition without its records."""
+    """A restore would report success but leave a store that does not open, or a partition that lacks its records."""
     with pytest.raises(MalformedManifest, match=why):
         decode_manifest(encode_manifest(replace(MANIFEST, topics=(replace(MANIFEST.topics[0], **changes),))))
 
@@ -186,7 +186,7 @@ def test_an_impossible_address_is_refused(nodes: tuple[ServerNode, ...], why: st
 
 
 def test_any_byte_that_is_another_one_is_noticed() -> None:
-    """In a number or a name it would be a manifest still."""
+    """A changed byte in a number or a name would otherwise give a valid manifest."""
     data = encode_manifest(MANIFEST)
     for position in range(len(data)):
         wrong = bytearray(data)
@@ -203,7 +203,7 @@ def test_what_is_no_manifest_is_refused(data: bytes) -> None:
 
 
 def test_a_newer_format_says_what_to_do() -> None:
-    """Whatever else it holds."""
+    """The error comes first, whatever else the document holds."""
     with pytest.raises(MalformedManifest, match=r"format 3.*use the version of segmentlog that wrote it"):
         decode_manifest(b'{"format": 3, "tables": []}')
 

@@ -39,7 +39,7 @@ def test_a_slice_holds_the_records_it_names(given, codec, first, second):
 
 @given(given=columns(), base_offset=offsets, ahead=st.integers(-5, 40))
 def test_reading_from_an_offset_gives_what_is_at_it_or_after(given, base_offset, ahead):
-    """From an offset on a batch shows every record at or after it and none before, gaps or not."""
+    """From an offset on, a batch returns exactly the records at or after it, with or without gaps."""
     batch = read_batch(batch_bytes(given, base_offset))
     part = read_batch(batch_bytes(given, base_offset))
     assert part.skip_to(base_offset + ahead) == bool(len(part))
@@ -63,7 +63,7 @@ def test_the_bounds_of_a_slice_are_those_of_its_records(given, start, stop):
 
 
 def test_a_batch_that_ends_in_a_gap_goes_on_behind_it():
-    """Where the last records of a batch were compacted away, reading goes on where the batch ended."""
+    """If the last records of a batch were compacted away, reading continues at the end of the batch."""
     data = forge(batch_bytes([b"a", b"b"], 10), last_offset_delta=9)
     batch = read_batch(data)
     assert batch.next_offset == 20
@@ -106,7 +106,7 @@ def test_a_column_that_does_not_decode_is_told_with_its_place(column, fields):
 
 
 def test_a_batch_becomes_arrow():
-    """Every column is there as Arrow, times as milliseconds in UTC, nulls as nulls."""
+    """Every column is in Arrow, with times as milliseconds in UTC, and nulls as nulls."""
     pytest.importorskip("pyarrow")
     given = Columns([b"a", None], [None, b"k"], [NOW_MS, NOW_MS + 1], [(("h", b"1"), ("h", None)), ()])
     table = read_batch(batch_bytes(given, 7)).to_arrow()

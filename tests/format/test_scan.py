@@ -25,7 +25,7 @@ def segment(*batches: bytes) -> tuple[memoryview, list[int]]:
 
 
 def walked(view: memoryview, position: int = 0, **options: object) -> list[int]:
-    """Base offsets of the batches up to the end of the view."""
+    """Return the base offsets of the batches up to the end of the view."""
     return [header.base_offset for _, header in scan_batches(view, position, len(view), "s.log", **options)]
 
 
@@ -44,14 +44,14 @@ def test_a_walk_meets_every_batch_where_it_lies(given, base_offset):
 
 
 def test_a_walk_ends_at_the_end_position():
-    """What lies behind the end of the log is not looked at, though the file goes on."""
+    """Bytes after the end of the log are not read, although the file has them."""
     view, positions = segment(batch_bytes([b"a"], 0), batch_bytes([b"b"], 1), b"\xff" * 500)
     assert [position for position, _ in scan_batches(view, 0, positions[2])] == positions[:2]
     assert list(scan_batches(view, positions[2], positions[2])) == []
 
 
 def test_a_batch_that_reaches_beyond_the_end_position_is_torn():
-    """A batch whose last bytes lie behind the end of the log is not whole, though the file has them."""
+    """A batch whose last bytes are after the end of the log is incomplete, although the file has them."""
     view, positions = segment(batch_bytes([b"a"], 0), batch_bytes([b"b"], 1))
     with pytest.raises(CorruptBatch) as caught:
         list(scan_batches(view, 0, len(view) - 1, "s.log"))
@@ -68,7 +68,7 @@ def test_gaps_between_offsets_are_met_and_passed():
     ("second_offset", "expected"), [(9, "a base offset of 12 or more"), (11, "a base offset of 12 or more")]
 )
 def test_offsets_that_go_back_are_damage(second_offset, expected):
-    """A batch that begins before the one in front of it ended raises, at its position; the one before was met."""
+    """A batch that begins before the end of the previous one raises at its position; the previous one was returned."""
     view, positions = segment(batch_bytes([b"a", b"b"], 10), batch_bytes([b"c"], second_offset))
     met = []
     with pytest.raises(CorruptBatch, match=expected) as caught:
@@ -85,7 +85,7 @@ def test_the_first_batch_must_begin_at_the_expected_offset_or_after_it():
 
 
 def test_epochs_that_go_back_are_damage():
-    """Epochs rise or stay; a batch of an older epoch behind a newer one raises, at its position."""
+    """Epochs rise or stay; a batch of an older epoch after a newer one raises at its position."""
     view, positions = segment(
         batch_bytes([b"a"], 0, epoch=1), batch_bytes([b"b"], 1, epoch=4), batch_bytes([b"c"], 2, epoch=3)
     )
@@ -96,7 +96,7 @@ def test_epochs_that_go_back_are_damage():
 
 
 def test_payloads_are_checked_when_asked_for():
-    """A walk over headers passes a damaged payload; one that checks payloads raises at it."""
+    """A walk over headers skips a damaged payload; a walk that checks payloads raises at its position."""
     first, second = batch_bytes([b"aaaa"], 0), batch_bytes([b"bbbb"], 1)
     view, positions = segment(first, second[:-1] + b"?")
     assert walked(view) == [0, 1]
@@ -111,14 +111,14 @@ def test_payloads_are_checked_when_asked_for():
 def resumed(
     view: bytes | bytearray | memoryview, position: int, expected_offset: int = 0, **around: Any
 ) -> ResumePoint:
-    """Where the batches go on behind the damaged one at ``position``."""
+    """Return where the batches continue after the damaged one at ``position``."""
     if isinstance(known := around.pop("known", ()), list):
         around["known"] = lambda behind: [one for one in known if one[0] > behind]
     return skip_damage(memoryview(view), position, expected_offset, SegmentContext(**around))
 
 
 def three(*values: bytes, codec: int = 0) -> tuple[bytearray, list[int]]:
-    """Three batches, the second of which has these values, and their positions and the end."""
+    """Return three batches, the second with these values, and their positions and the end."""
     middle = list(values) or [b"one", b"two"]
     view, positions = segment(
         batch_bytes([b"a"], 9), batch_bytes(middle, 10, codec=codec), batch_bytes([b"c"], 10 + len(middle))
@@ -127,7 +127,7 @@ def three(*values: bytes, codec: int = 0) -> tuple[bytearray, list[int]]:
 
 
 def test_what_is_wrong_in_a_payload_or_in_a_header_costs_one_batch():
-    """Whatever byte of a batch changes to whatever it may, the next batch is found behind it; no index is needed."""
+    """After any change of any byte of a batch, the next batch is found, without an index."""
     inner = batch_bytes([b"forged"], 11)
     data, (_, position, following, _) = three(b"one", b"holds " + inner)
     for at in range(position, following):
@@ -139,7 +139,7 @@ def test_what_is_wrong_in_a_payload_or_in_a_header_costs_one_batch():
 
 @given(given=st.binary(max_size=400), start=st.integers(0, 95), size=st.integers(1, 95))
 def test_an_intact_payload_tells_where_a_damaged_header_ended(given, start, size):
-    """Any stretch of the header may be wrong, but for its magic and the payload's checksum."""
+    """Any part of the header may be wrong, except its magic and the payload's checksum."""
     inner = batch_bytes([b"forged"], 11)
     data, (_, position, following, _) = three(b"one", given + inner)
     head = bytearray(data[position : position + HEADER_SIZE])
@@ -172,14 +172,14 @@ def gone(*values: bytes) -> tuple[bytearray, int, int]:
 
 
 def test_without_a_header_what_follows_is_not_believed():
-    """Nobody can tell a batch behind the damage from one in its values: all of it is given up, up to the end."""
+    """A batch after the damage cannot be distinguished from one in its values: the rest of the file is skipped."""
     for inner in (b"", batch_bytes([b"forged"], 11)):
         data, position, _ = gone(b"one", inner)
         assert resumed(data, position, 10) == (len(data), None)
 
 
 def test_an_index_tells_where_batches_begin():
-    """The first entry behind the damage counts, if a batch with its offset stands there; one that lies does not."""
+    """The first entry after the damage counts if a batch with its offset is at its position; wrong entries do not."""
     inner = batch_bytes([b"forged"], 11)
     data, position, following = gone(b"one", inner)
     lie = data.find(inner)
@@ -191,7 +191,7 @@ def test_an_index_tells_where_batches_begin():
 
 
 def test_a_run_longer_than_any_batch_is_believed():
-    """Behind it nothing can stand in a value any more; the run itself is given up."""
+    """Batches after the run cannot be in a value; the run itself is skipped."""
     inner = b"".join(batch_bytes([b"forged"], 11 + at) for at in range(3))
     many = [batch_bytes([b"%d" % at], 12 + at) for at in range(30)]
     data, position, following = gone(b"one", inner)
@@ -219,7 +219,7 @@ def test_a_claim_counts_when_it_leads_on_without_a_hole():
 
 
 def test_several_damaged_batches():
-    """One behind the other: each that tells where it ends is stepped over, and the offsets of all of them."""
+    """Damaged batches in a row: each batch with a valid end is skipped with its offsets."""
     data, (_, position, following, _) = three(b"one", b"two")
     data[position] ^= 1
     data[following] ^= 1
@@ -231,7 +231,7 @@ def test_several_damaged_batches():
 
 
 def test_a_record_full_of_magics_does_not_stall_the_search():
-    """Half a megabyte of nothing but magics is passed in time that grows with its length, not its square."""
+    """Half a megabyte of magics is skipped in time that grows with its length, not with its square."""
     data, (_, position, following, _) = three(b"one", MAGIC * (128 << 10))
     for spoiled, found in ((56, (following, 12)), (80, (following, 12)), (32, (len(data), None))):
         data[position + spoiled] ^= 1
@@ -242,7 +242,7 @@ def test_a_record_full_of_magics_does_not_stall_the_search():
 
 @given(before=st.binary(max_size=300), after=st.binary(max_size=100), given=columns(max_size=3))
 def test_what_looks_like_a_batch_is_found_for_a_person(before, after, given):
-    """Whatever bytes lie around a batch, it is found, at its first byte; one cut short is none."""
+    """A batch is found at its first byte, with any bytes around it; an incomplete batch is not found."""
     batch = batch_bytes(given, 5)
     view = memoryview(before + batch + after)
     assert looks_like_batch(view, 0, len(view)) == len(before)

@@ -74,7 +74,7 @@ def test_every_way_reads_the_same(way: str, seed: int, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("way", OTHER_WAYS)
 @given(raw=st.binary(max_size=80), count=st.integers(0, 5), last=st.integers(-1, 6))
 def test_every_way_reads_the_same_noise(way: str, raw: bytes, count: int, last: int) -> None:
-    """So does what Hypothesis comes upon."""
+    """Hypothesis finds no difference, either."""
     if way == "compiled" and not COMPILED:
         need_compiler()
     payload = Payload(raw + bytes(16), len(raw), count, last)
@@ -230,7 +230,7 @@ def test_mutated_batches_under_sanitizers(tmp_path: Path) -> None:
 
 @pytest.mark.long(minutes=0.7)
 def test_sanitizers_find_a_missing_check(tmp_path: Path) -> None:
-    """Without a check in the source the same batches end the process: the test above would notice."""
+    """If a check is removed from the source, the same batches end the process, so the test above is effective."""
     need_compiler()
     check = "length > size - body"
     library = build_core(tmp_path, change=(check, "length > 2 * size"), CFLAGS=SANITIZERS, LDFLAGS=SANITIZERS)

@@ -15,7 +15,7 @@ from segmentlog.format.stored_batch import read_stored_batch
 
 
 def placed(batch: object, base_offset: int = 0, epoch: int = 0) -> bytes:
-    """Return the batch as it lies in a log."""
+    """Return the batch as a log stores it."""
     return bytes(batch.placed_at(base_offset, epoch)) + bytes(batch.payload)  # type: ignore[attr-defined]
 
 
@@ -26,7 +26,7 @@ def placed(batch: object, base_offset: int = 0, epoch: int = 0) -> bytes:
     st.integers(0, 2**31),
 )
 def test_what_is_read_back_is_what_was_encoded(one: Columns, codec: int, base_offset: int, epoch: int) -> None:
-    """It is placed anywhere as the one that was encoded would be, byte for byte."""
+    """The decoded batch can be placed at any offset, with the same bytes as the encoded one."""
     data = batch_bytes(one, 0, codec=codec)
     batch = read_stored_batch(memoryview(data), 0, "file")
     assert batch.size_bytes == len(data)
@@ -36,7 +36,7 @@ def test_what_is_read_back_is_what_was_encoded(one: Columns, codec: int, base_of
 
 
 def test_batches_one_after_another() -> None:
-    """Each is read at its own position."""
+    """Each batch is read at its own position."""
     parts = [batch_bytes([b"%d" % n] * (n + 1)) for n in range(4)]
     view = memoryview(b"".join(parts))
     position = 0
@@ -82,7 +82,7 @@ def test_stamps(producer_id: int, epoch: int, sequence: int, transactional: bool
 
 @pytest.mark.parametrize("count", [1, 2, 1000, 2**32])
 def test_gaps(count: int) -> None:
-    """A batch of so many offsets and no record: a reader steps over it."""
+    """A batch may have offsets and no record: a reader skips it."""
     batch = encode_gap(count)
     assert batch.size_bytes == HEADER_SIZE + 1
     read = read_batch(placed(batch, 100, 3))

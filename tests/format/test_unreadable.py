@@ -46,7 +46,7 @@ if importlib.util.find_spec("pyarrow"):
 
 
 def check_every_access(data: bytes, order: list[str]) -> bool:
-    """Whether the batch can be read: `RecordBatch.check`, `examine_segment` and every access agree."""
+    """Return whether the batch is readable, and check that every access agrees."""
     try:
         read_batch(data).check()
     except UnreadableBatch as error:
@@ -71,7 +71,7 @@ def check_every_access(data: bytes, order: list[str]) -> bool:
 
 
 def changed(draw: st.DataObject, raw: bytes) -> bytes:
-    """With up to three other bytes, or some cut off or put in."""
+    """Draw a variant with up to three bytes changed, added, or cut out in pieces."""
     made = bytearray(raw)
     for _ in range(draw.draw(st.integers(1, 3))):
         at = draw.draw(st.integers(0, max(len(made) - 1, 0)))
@@ -116,7 +116,7 @@ def test_batches_of_kafka(records: list[Sent], codec: int, order: list[str], dat
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("access", ["values", "keys", "headers", "timestamps", "records", "nulls", "columns"])
 def test_a_wrong_header_is_refused_by_every_access(way: str, access: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reader that needs no headers refuses the same batches, whether the core is compiled or not."""
+    """A reader that does not use headers refuses the same batches, with and without the compiled core."""
     use_way(way, monkeypatch)
     null_name = b"\2\1\0"
     payload = b"".join(record(delta, headers=null_name if delta == 20 else b"\0") for delta in range(40))

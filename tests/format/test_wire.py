@@ -46,7 +46,7 @@ MANY = [Sent(b"key %d" % n, b"v" * (n % 150), NOW_MS + n // 7 - n % 5) for n in 
 
 
 def as_sent(data: bytes) -> list[tuple[int, Sent]]:
-    """Every record of a stored batch, as a reader of the library sees it."""
+    """Return every record of a stored batch as a reader of the library sees it."""
     found = read_batch(data).records()
     return [(one.offset, Sent(one.key, one.value, one.timestamp, one.headers)) for one in found]
 
@@ -55,7 +55,7 @@ def as_sent(data: bytes) -> list[tuple[int, Sent]]:
 
 
 def test_golden_bytes() -> None:
-    """Bytes that were made once by another implementation are read for ever, and made again."""
+    """Bytes of another implementation are read, and encoding gives the same bytes."""
     two = [Sent(b"k1", b"hello", NOW_MS, (("trace", b"\7"),)), Sent(None, b"world", NOW_MS + 5)]
     assert as_sent(stored(GOLDEN, 1)) == [(1, two[0]), (2, two[1])]
     assert made(two, epoch=2**32 - 1)[16:] == GOLDEN[16:]
@@ -64,7 +64,7 @@ def test_golden_bytes() -> None:
 @pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
 @pytest.mark.parametrize("records", [A_FEW, MANY, [Sent(None, None)], [Sent(b"k", b"v", -1)]], ids=len)
 def test_what_a_client_sent_is_read(records: list[Sent], codec: int) -> None:
-    """Whatever its codec: keys, values, headers, timestamps before the first and none at all, nulls and nothing."""
+    """With each codec, readers see keys, values, headers and timestamps as sent, with nulls and missing ones."""
     data = foreign(records, codec)
     assert check_wire_batch(data).codec == codec
     assert as_sent(stored(data, 1000, 3)) == [(1000 + at, one) for at, one in enumerate(records)]
@@ -72,7 +72,7 @@ def test_what_a_client_sent_is_read(records: list[Sent], codec: int) -> None:
 
 @given(sent(), st.sampled_from(list(CODECS.values())), st.integers(0, 2**62), st.integers(0, 2**32 - 1))
 def test_any_records_are_read(records: list[Sent], codec: int, base_offset: int, epoch: int) -> None:
-    """And where the batch lies stands in both headers, right for us and for a client, the records as they were sent."""
+    """Both headers have the batch's position, for readers and for clients; the records stay as they were sent."""
     data = foreign(records, codec, producer=(7, 1, 5))
     lying = stored(data, base_offset, epoch)
     assert as_sent(lying) == [(base_offset + at, one) for at, one in enumerate(records)]
@@ -91,7 +91,7 @@ def test_any_records_are_read(records: list[Sent], codec: int, base_offset: int,
 
 @given(sent(), st.sampled_from(list(CODECS.values())), st.data())
 def test_parts_of_a_batch(records: list[Sent], codec: int, data: st.DataObject) -> None:
-    """A slice, or what is left behind an offset, shows the records that a list would, decoded before it or not."""
+    """A slice, or the rest after an offset, shows the same records as a list would, decoded before or not."""
     count = len(records)
     batch = read_batch(stored(foreign(records, codec), 50))
     if data.draw(st.booleans()):
@@ -132,7 +132,7 @@ def test_lz4_frames_of_every_kind(make: Any, size: int) -> None:
 @pytest.mark.parametrize("codec", [1, 2, 3, 4])
 @pytest.mark.parametrize("size", [0, 1, 100, 65_536, 1_000_000])
 def test_codecs_and_their_bound(codec: int, size: int) -> None:
-    """What is compressed here comes back, if the bound is what it takes, and not if that is a byte less."""
+    """Data decompresses if the bound is its size, and not if the bound is a byte less."""
     raw = (b"0123456789" * (size // 10 + 1))[:size]
     stored_ = memoryview(compress_records(codec, raw))
     assert decompress_records(codec, stored_, size) == raw + bytes(PADDING)
@@ -142,7 +142,7 @@ def test_codecs_and_their_bound(codec: int, size: int) -> None:
 
 
 def test_both_framings_of_snappy() -> None:
-    """One raw block, as librdkafka sends, and blocks behind Java's mark."""
+    """One raw block, as librdkafka sends, and blocks after Java's header."""
     raw = b"some records " * 9000
     for made in (bytes(cramjam.snappy.compress_raw(raw)), compress_records(2, raw)):
         assert decompress_records(2, memoryview(made), len(raw)) == raw + bytes(PADDING)
@@ -152,7 +152,7 @@ def test_both_framings_of_snappy() -> None:
 
 
 def changed_byte(data: bytes, at: int) -> bytes:
-    """With another byte at one place."""
+    """Return the data with another byte at one place."""
     return data[:at] + bytes((data[at] ^ 0x55,)) + data[at + 1 :]
 
 
@@ -181,7 +181,7 @@ REFUSED = {
 
 @pytest.mark.parametrize(("reason", "data"), REFUSED.values(), ids=REFUSED)
 def test_what_is_refused_and_why(reason: str, data: bytes) -> None:
-    """With a word that a server can translate."""
+    """The error has a message that a server can translate."""
     with pytest.raises(InvalidWireBatch) as told:
         encoded(data)
     assert told.value.reason == reason
@@ -196,7 +196,7 @@ def test_every_cut_is_refused() -> None:
 
 
 def test_every_byte_behind_the_place_is_checked() -> None:
-    """One that has changed on the way is noticed; the first 16 say where a batch lies, and are ours to make."""
+    """A byte that changed on the way is detected; the first 16 are the batch's place, which the log writes."""
     for at in range(PLACE_SIZE, len(GOOD)):
         with pytest.raises(InvalidWireBatch):
             encoded(changed_byte(GOOD, at))
@@ -204,7 +204,7 @@ def test_every_byte_behind_the_place_is_checked() -> None:
 
 
 def test_the_limit_is_of_bytes_as_they_are_sent() -> None:
-    """Its header among them, compressed or not."""
+    """The limit counts the header and the bytes as they are sent, compressed or not."""
     encoded(GOOD, len(GOOD))
     with pytest.raises(RecordTooLarge) as told:
         encoded(GOOD, len(GOOD) - 1)
@@ -212,7 +212,7 @@ def test_the_limit_is_of_bytes_as_they_are_sent() -> None:
 
 
 def test_a_client_that_says_log_append_time_is_not_believed() -> None:
-    """The records keep the timestamps that they have, and Kafka's clients are told so."""
+    """The records keep their timestamps, and Kafka's clients see those."""
     data = forged(GOOD, attributes=LOG_APPEND_TIME)
     lying = stored(data, 5)
     assert as_sent(lying) == [(5 + at, one) for at, one in enumerate(A_FEW)] == read_foreign(lying[HEADER_SIZE:])
@@ -236,7 +236,7 @@ def test_nothing_of_what_was_sent_is_changed_or_copied() -> None:
 
 @pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
 def test_log_append_time(codec: int) -> None:
-    """Every record has the time of the append, for us and for Kafka's clients, and both checksums are right again."""
+    """Every record has the time of the append, for the library and for Kafka's clients, with right checksums."""
     lying = stored(foreign(A_FEW, codec), 10, 2, append_time_ms=NOW_MS + 12345)
     found = unpack_header(lying)
     assert found["max_timestamp"] == NOW_MS + 12345
@@ -263,7 +263,7 @@ def test_a_stamp_says_what_the_batch_does() -> None:
 
 @given(sent(), st.sampled_from(list(CODECS.values())), st.integers(0, 2**31 - 1))
 def test_a_batch_is_extended(records: list[Sent], codec: int, behind: int) -> None:
-    """Where compaction lets it end later, both headers say so, and the records are as they were."""
+    """If compaction extends the end of a batch, both headers say so, and the records stay."""
     batch = encoded(foreign(records, codec))
     last = max(len(records) - 1, behind)
     batch.extend_to(last)
@@ -275,7 +275,7 @@ def test_a_batch_is_extended(records: list[Sent], codec: int, behind: int) -> No
 
 @given(sent(), st.sampled_from(list(CODECS.values())))
 def test_a_stored_batch_is_placed_elsewhere(records: list[Sent], codec: int) -> None:
-    """As the client's would be."""
+    """The result is the same as for the client's batch."""
     data = foreign(records, codec, producer=(9, 2, 4))
     moved = read_stored_batch(memoryview(stored(data, 100, 7)), 0)
     assert isinstance(moved, EncodedWireBatch)
@@ -287,7 +287,7 @@ def test_a_stored_batch_is_placed_elsewhere(records: list[Sent], codec: int) -> 
 
 
 def test_every_byte_on_disk_is_covered() -> None:
-    """By a checksum, or because our header says what must stand there."""
+    """A checksum covers each byte, or our header says which byte must be there."""
     lying = stored(foreign(A_FEW, 1), 123456, 7)
     for at in range(len(lying)):
         for flip in (1, 0x80, 0xFF):
@@ -298,7 +298,7 @@ def test_every_byte_on_disk_is_covered() -> None:
 @pytest.mark.parametrize("field", ["last_offset_delta", "base_timestamp", "max_timestamp", "producer_id",
                                    "producer_epoch", "base_sequence", "record_count", "attributes"])  # fmt: skip
 def test_headers_that_disagree_are_told(field: str) -> None:
-    """Both checksums are right, and the two headers say different things: verify says which."""
+    """Both checksums are right, but the headers differ: verify says how."""
     wire = parse_wire_batch(GOOD)
     other = {"attributes": 1 << 4}.get(field, getattr(wire, field) + 1)
     if field == "last_offset_delta":
@@ -316,7 +316,7 @@ def test_headers_that_disagree_are_told(field: str) -> None:
 
 @given(st.binary(max_size=300), st.integers(0, 20), st.sampled_from(list(CODECS.values())))
 def test_records_that_are_none(data: bytes, count: int, codec: int) -> None:
-    """Any bytes for records end in ValueError or in records, and in nothing else."""
+    """Any bytes decode to records or raise ValueError."""
     payload = memoryview(GOOD[:WIRE_HEADER_SIZE] + data)
     try:
         found = decode_records(payload, codec, count)
@@ -387,7 +387,7 @@ def made(records: list[Sent], codec: int = 0, **fields: Any) -> bytes:
 
 @given(sent(), st.sampled_from(list(CODECS.values())))
 def test_what_is_made_here_is_read_by_a_client(records: list[Sent], codec: int) -> None:
-    """And what a client makes of the same records is the same, byte for byte, where nothing is compressed."""
+    """Encoding the same records gives the same bytes as a client's, if they are not compressed."""
     data = made(records, codec, base_offset=7, epoch=3)
     assert read_foreign(data) == [(7 + at, one) for at, one in enumerate(records)]
     check_wire_batch(data)
@@ -396,14 +396,14 @@ def test_what_is_made_here_is_read_by_a_client(records: list[Sent], codec: int) 
 
 
 def test_columns_that_are_not_there() -> None:
-    """Without keys or headers the records are as with nulls and none."""
+    """Without keys or headers, records are encoded with null keys and empty headers."""
     plain = [one._replace(key=None, headers=()) for one in MANY]
     values, times = [one.value for one in plain], np.array([one.timestamp for one in plain], np.int64)
     assert encode_wire_batch(None, values, None, times, base_offset=0, epoch=0)[16:] == foreign(plain)[16:]
 
 
 def test_offsets_with_gaps_and_a_later_end() -> None:
-    """What compaction left: offsets as they are, and the batch reaches to where it is told to."""
+    """After a compaction, offsets stay as they are, and the batch ends where it ended before."""
     deltas = np.array([0, 3, 64, 2**31 - 2], np.int64)
     data = made(A_FEW, offset_deltas=deltas, base_offset=100, last_offset_delta=2**31 - 1)
     assert [at for at, _ in read_foreign(data)] == [100, 103, 164, 100 + 2**31 - 2]
@@ -413,7 +413,7 @@ def test_offsets_with_gaps_and_a_later_end() -> None:
 
 
 def test_a_delete_horizon() -> None:
-    """It stands in place of the base timestamp, and the records keep theirs."""
+    """It replaces the base timestamp in the header, and the records keep their timestamps."""
     data = made(A_FEW, delete_horizon_ms=NOW_MS + 10**9)
     header = parse_wire_batch(data)
     assert header.base_timestamp == NOW_MS + 10**9
@@ -422,7 +422,7 @@ def test_a_delete_horizon() -> None:
 
 
 def test_an_empty_batch() -> None:
-    """No record, and its offsets."""
+    """It has no record, but offsets."""
     data = empty_wire_batch(10, 2**31 - 1, 5)
     assert read_foreign(data) == []
     header = parse_wire_batch(data)
@@ -441,7 +441,7 @@ def test_records_of_one_size_and_of_others(sizes: list[int]) -> None:
 
 
 def timestamp_deltas(numbers: list[bytes]) -> list[int]:
-    """What is read of as many records, which say their timestamps so."""
+    """Return the timestamp deltas of records with these encoded numbers."""
     bodies = [b"\0" + number + varint(offset) + b"\1\1\0" for offset, number in enumerate(numbers)]
     records = b"".join(varint(len(body)) + body for body in bodies)
     decoded = decode_records(memoryview(bytes(WIRE_HEADER_SIZE) + records), 0, len(numbers))
@@ -453,7 +453,7 @@ def timestamp_deltas(numbers: list[bytes]) -> list[int]:
 @example([0])
 @example([2**63 - 1, -(2**63)] * 20)
 def test_varints(numbers: list[int]) -> None:
-    """Every number of 64 bits comes back, of a few records, which are read one by one, and of many."""
+    """Every 64-bit number survives, in a few records, which are read one by one, and in many."""
     written = [varint(number) for number in numbers]
     assert timestamp_deltas(written) == numbers
     for number, alone in zip(numbers, written, strict=True):
@@ -462,7 +462,7 @@ def test_varints(numbers: list[int]) -> None:
 
 @pytest.mark.parametrize("count", [1, 40])
 def test_varints_of_other_writers(count: int) -> None:
-    """With zeros behind it a number is the same. Of more than 64 bits, or in 11 bytes, it is malformed."""
+    """Trailing zero groups do not change a number. A number of more than 64 bits, or in 11 bytes, is malformed."""
     assert timestamp_deltas([b"\x82\x80\x80\x00"] * count) == [1] * count
     assert timestamp_deltas([b"\xfe" + b"\xff" * 8 + b"\x01"] * count) == [2**63 - 1] * count
     for malformed in (b"\xfe" + b"\xff" * 8 + b"\x03", b"\x82" + b"\x80" * 9 + b"\x00"):
@@ -471,7 +471,7 @@ def test_varints_of_other_writers(count: int) -> None:
 
 
 def test_names_of_headers_that_are_no_utf8() -> None:
-    """Nothing is unreadable for them: they are read as Java's clients do, and stay stored as they are."""
+    """They do not make a record unreadable: readers see what Java's clients see, and the stored bytes stay."""
     body = b"\0\0\0\1\1" + varint(1) + varint(2) + b"\xff\xfe" + varint(1) + b"x"
     data = pack_wire_batch(
         varint(len(body)) + body, base_offset=0, leader_epoch=0, attributes=0, last_offset_delta=0,

@@ -179,7 +179,7 @@ def strange_frames() -> Iterator[tuple[str, bytes]]:
 
 @pytest.mark.parametrize("stored", [pytest.param(stored, id=name) for name, stored in strange_frames()])
 def test_frames_at_the_limits(stored: bytes) -> None:
-    """Both ways agree about every cut of such a frame, too, and at every bound."""
+    """Both ways agree about every cut of such a frame, at every bound."""
     raw = check_same(stored)
     if raw:
         for limit_bytes in (0, 1, len(raw) - 1, len(raw), len(raw) + 1):

@@ -21,14 +21,14 @@ blobs = st.binary(max_size=40) | st.integers(0, 600).map(lambda size: b"j" * siz
 
 
 def both(keys: Sequence[bytes] | None, values: Sequence[bytes]) -> tuple[memoryview, int]:
-    """(the columns of a batch, the bytes of its keys)."""
+    """Return (the columns of a batch, the size of its keys)."""
     head = b"" if keys is None else array_of(keys)
     return memoryview(head + array_of(values)), len(head)
 
 
 @given(st.lists(blobs, min_size=1, max_size=60))
 def test_items_lie_where_they_are_found(items: list[bytes]) -> None:
-    """Whatever the items look like: those that are found are the items."""
+    """If items are found, they are the right ones, for any content."""
     column = memoryview(array_of(items))
     found = find_item_positions(column, len(items))
     if found is not None:
@@ -61,7 +61,7 @@ def test_nulls_are_not_found_and_wrong_counts_are_told() -> None:
 
 @given(st.binary(min_size=1, max_size=30), st.integers(1, 3), st.data())
 def test_any_bytes_for_a_column(data: bytes, count: int, drawn: st.DataObject) -> None:
-    """Damage makes no error but the one that is named, and nothing is found outside of the column."""
+    """Damage raises only the documented error, and all items are within the column."""
     column = memoryview(array_of([b"", b"a", b"bb"][:count])[:1] + data)
     found = find_item_positions(column, count)
     if found is not None:
@@ -100,7 +100,7 @@ def test_pieces_are_encoded_as_lists_are(
 
 @pytest.mark.parametrize("keyed", [False, True])
 def test_usual_records_are_pieces(keyed: bool) -> None:
-    """Records as an application logs them take this way, and it is no other that makes them."""
+    """Records as an application logs them take this path."""
     chosen = random.Random(4)
     values = [b"v" * chosen.randint(90, 120) for _ in range(1000)]
     keys = [b"user-%d" % chosen.randrange(100_000) for _ in values] if keyed else None
@@ -112,6 +112,6 @@ def test_usual_records_are_pieces(keyed: bool) -> None:
 
 
 def test_lengths_that_differ_much_are_left_to_others() -> None:
-    """One long value among small ones: nothing is copied as if all were as long."""
+    """With one long value among small ones, the copies have the actual lengths."""
     columns, _ = both(None, [b"s" * 10] * 500 + [b"l" * 60_000])
     assert find_blobs(columns, 0, 501) is None

@@ -29,7 +29,7 @@ NONE = varint(0)
 
 @pytest.fixture(params=WAYS)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """One of the ways; the package uses it."""
+    """Make the package use one of the ways, and return its name."""
     use_way(request.param, monkeypatch)
     return str(request.param)
 

@@ -19,7 +19,7 @@ ALL = 1 << 62
 
 
 def lying(sizes: Sequence[int], base_offset: int = 0) -> tuple[bytes, list[bytes]]:
-    """(batches of a record of these sizes as they lie in a log, the same as a client is sent them)."""
+    """Return (batches of a record of these sizes as a log stores them, the same batches as a client gets them)."""
     found = []
     for at, size in enumerate(sizes):
         wire = encode_wire_batch(None, [b"v" * size], None, np.array([at], np.int64), base_offset=0, epoch=0)
@@ -38,7 +38,7 @@ def taken(run: WireRun, view: memoryview, first: int, stop: int) -> bytes:
     st.data(),
 )
 def test_every_part_of_a_run_is_what_lies_there(sizes: list[int], data: st.DataObject) -> None:
-    """However long the batches are, and wherever it is begun and ended, what is taken is what lies there."""
+    """For any sizes, start and end, a part of the run has the bytes that are stored."""
     log, sent = lying(sizes)
     view = memoryview(log)
     run, _ = scan_wire_run(view, 0, len(view), 0, 0, ALL, ALL)
@@ -89,7 +89,7 @@ def test_large_batches_are_not_copied() -> None:
 
 
 def test_runs_that_follow_are_joined() -> None:
-    """Two parts of one run are that run again."""
+    """Two consecutive parts of a run are joined to that run."""
     log, sent = lying([30, 9, 200, 8, 1], base_offset=100)
     view = memoryview(log)
     whole, _ = scan_wire_run(view, 0, len(view), 100, 100, ALL, ALL)
@@ -108,7 +108,7 @@ def test_runs_that_follow_are_joined() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_walk_ends_before_damage(seed: int) -> None:
-    """Whatever byte of a batch is another one, it is not part of the run, and those before it are."""
+    """If any byte of a batch changes, the run has the batches before it, and not that batch."""
     log, sent = lying([5, 60, 0, 33])
     begin = HEADER_SIZE * 2 + len(sent[0]) + len(sent[1])
     chosen = random.Random(seed)
@@ -121,7 +121,7 @@ def test_a_walk_ends_before_damage(seed: int) -> None:
 
 
 def test_offsets_that_are_far_apart() -> None:
-    """What does not go into half the bytes is kept in whole ones: a lookup finds the same."""
+    """Offsets that do not fit into half the bytes are kept in whole ones; a lookup gives the same results."""
     offsets = [7, 8, 2**33, 2**40, 2**62, 2**62 + 1]
     sizes = [0, 100, 200, 300, 400, 500]
     run = WireRun.of(0, offsets, sizes)

@@ -54,7 +54,7 @@ def section(title: str) -> str:
 
 
 def table_column(title: str, column: int) -> list[str]:
-    """What stands between backquotes in one column of the tables of a section."""
+    """Return the texts between backquotes in one column of the tables of a section."""
     rows = [row.split("|")[1:-1] for row in section(title).splitlines() if row.startswith("|")]
     return [found for row in rows if len(row) > column for found in re.findall(r"`([^`]+)`", row[column])]
 
@@ -67,7 +67,7 @@ def test_the_dump_is_the_batch():
 
 
 def test_the_positions_in_the_dump_are_right():
-    """Each line begins where the one above it ends, and the page tells their sum."""
+    """Each line begins where the previous one ends, and the page has their sum."""
     position = 0
     for line in dump():
         assert line.position == position, line.field
@@ -76,7 +76,7 @@ def test_the_positions_in_the_dump_are_right():
 
 
 def test_the_header_in_the_dump_is_annotated_rightly():
-    """Every field of the header stands in the dump, in order, with the value that its bytes have."""
+    """Every field of the header is in the dump, in order, with the value of its bytes."""
     lines = dump()
     header = decode_header(memoryview(b"".join(line.data for line in lines)), 0)
     fields = lines[: len(BatchHeader.__struct_fields__)]
@@ -87,7 +87,7 @@ def test_the_header_in_the_dump_is_annotated_rightly():
 
 
 def test_the_payload_in_the_dump_is_annotated_rightly():
-    """Every item of every column has its line, and what the line says it is its bytes are."""
+    """Every item of every column has a line, whose text describes its bytes."""
     batch = read_batch(b"".join(line.data for line in dump()))
     items: dict[str, Any] = {"keys": batch.keys, "values": batch.values, "headers": batch.headers}
     described = set()
@@ -112,7 +112,7 @@ def test_the_payload_in_the_dump_is_annotated_rightly():
 
 
 def test_the_example_of_kafkas_layout():
-    """Its bytes are those of such a batch in such a place, each line says what they are, and their sum is right."""
+    """Its bytes are those of such a batch at this place, each line describes them, and their sum is right."""
     lines = dump("An example of Kafka's layout")
     data = b"".join(line.data for line in lines)
     records = [Sent(b"k1", b"hello", NOW_MS, (("trace", b"\x07"),)), Sent(None, b"world", NOW_MS + 5)]
@@ -132,7 +132,7 @@ def test_the_example_of_kafkas_layout():
 
 
 def test_the_fields_of_kafkas_header_are_on_the_page():
-    """In order."""
+    """The page has the fields in order."""
     assert table_column("Kafka's layout", 1)[: len(WireHeader._fields)] == list(WireHeader._fields)
 
 
@@ -197,7 +197,7 @@ def test_the_reader_on_the_page_reads_golden_batches(reader, name):
 
 
 def test_the_reader_on_the_page_notices_damage(reader):
-    """It refuses a flip of any byte, a cut anywhere, and offsets that go back, as the page says a reader must."""
+    """It refuses a flip of any byte, a cut anywhere, and decreasing offsets, as the page demands of a reader."""
     data = batch_bytes(EXAMPLE, 1000, epoch=3)
     for at in range(len(data)):
         flipped = bytearray(data)
@@ -213,7 +213,7 @@ def test_the_reader_on_the_page_notices_damage(reader):
 
 
 def test_the_tables_name_every_field_in_order():
-    """Batch header, index entries, checkpoint and state page: a field that is added or renamed must be told here."""
+    """The page must name each field of a batch header, an index entry, a checkpoint and a state page."""
     assert table_column("A batch", 1)[: len(BatchHeader.__struct_fields__)] == list(BatchHeader.__struct_fields__)
     assert table_column("`.index` and `.timeindex`", 2) == [*OFFSET_ENTRY.names, *TIME_ENTRY.names]
     names = table_column("`checkpoint`", 1)

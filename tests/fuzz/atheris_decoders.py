@@ -33,7 +33,7 @@ with atheris.instrument_imports(include=["segmentlog", "msgspec"]):
 
 
 def seeds() -> list[bytes]:
-    """One whole thing of each kind."""
+    """Return a valid example of each kind."""
     plain = batch_bytes(Columns([b"value", None], [b"k", None], headers=[(("h", None),), ()]), 5, epoch=1)
     packed = batch_bytes([b"v" * 400], 7, codec=3)
     slot = encode_slot(Checkpoint(), 3)

@@ -1,6 +1,6 @@
-"""Every decoder as a function of bytes: it comes to an end, and raises what it is documented to raise, if anything.
+"""Every decoder as a function of bytes: it ends, and raises only documented errors.
 
-For Hypothesis and for atheris alike. What these functions let through is a bug.
+Hypothesis and atheris use these functions. Any exception that leaves one of them is a bug.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ from segmentlog.storage.state_page import PAGE_SIZE, StateDamaged, StatePage
 from segmentlog.store import LogStore
 
 EXAMPLES = int(os.environ.get("SEGMENTLOG_FUZZ_EXAMPLES", "120"))
-"""Of each property; a night's run takes a hundred thousand."""
+"""Examples of each property; a night's run takes a hundred thousand."""
 
 _PHASES = (Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink)
 fuzzed = settings(max_examples=EXAMPLES, deadline=20_000, phases=_PHASES)
-"""The deadline is for what would never end, and not for what is slow."""
+"""The deadline stops endless loops; slow examples may pass."""
 fuzzed_slowly = settings(fuzzed, max_examples=max(EXAMPLES // 4, 1))
 
 
@@ -92,7 +92,7 @@ def batch(data: bytes) -> None:
 
 
 def forged_batch(data: bytes) -> None:
-    """The same with the checksums made right, so that what is behind them is reached."""
+    """Decode the batch with valid checksums, so that later checks are reached."""
     if len(data) >= HEADER_SIZE:
         forged = forge(b"SLB\x01" + data[4:])
         # Most sizes that come by chance are refused at once: let those agree that have to.
@@ -107,7 +107,7 @@ def forged_batch(data: bytes) -> None:
 
 
 def wire(data: bytes) -> None:
-    """A batch as a client may send it: as it is, and with length, magic and CRC made right."""
+    """Decode the bytes as a batch of a client: unchanged, and with valid length, magic and CRC."""
     for sent in (data, made_right(data)):
         with contextlib.suppress(InvalidWireBatch):
             header = check_wire_batch(sent)
@@ -127,7 +127,7 @@ def made_right(data: bytes) -> bytes:
 
 
 def wire_records(data: bytes) -> None:
-    """Records of Kafka's under each codec: what is left of one is whole, or nothing is."""
+    """Decode the bytes as Kafka's records with each codec: a decoded record is complete."""
     for codec in range(5):
         payload = memoryview(bytes(WIRE_HEADER_SIZE) + data[1:])
         with contextlib.suppress(ValueError):
@@ -140,7 +140,7 @@ def wire_records(data: bytes) -> None:
 
 
 def walks(data: bytes) -> None:
-    """Walking, searching and examining a segment's bytes."""
+    """Walk, search and examine the bytes as a segment."""
     view = memoryview(data)
     for payloads in (False, True):
         with contextlib.suppress(CorruptBatch):
@@ -160,7 +160,7 @@ def walks(data: bytes) -> None:
 
 
 def columns(data: bytes) -> None:
-    """Each kind of column, with every number of records that the first bytes may mean."""
+    """Decode each kind of column, with every number of records that the first bytes may mean."""
     if len(data) < 3:
         return
     count, view = int.from_bytes(data[:2], "little") % (len(data) + 1) + 1, memoryview(data)[2:]
@@ -176,7 +176,7 @@ def columns(data: bytes) -> None:
 
 
 def index(data: bytes) -> None:
-    """Both index files; what is believed ascends."""
+    """Decode both index files; accepted entries ascend."""
     for cut in (len(data) // 3, len(data) // 3 // 8 * 8, len(data)):
         offsets, times, _ = decode_entries(data[:cut], data[cut:])
         assert len(offsets) == len(times)
@@ -185,7 +185,7 @@ def index(data: bytes) -> None:
 
 
 def checkpoint(data: bytes) -> None:
-    """A checkpoint file, and a slot of it."""
+    """Decode a checkpoint file, and a slot of it."""
     sequence, found, damaged = decode_checkpoint(data)
     assert found is not None or (damaged and sequence == 0)
     for slot in (data, forged_slot(data), forged_slot(data[1:])):
@@ -200,7 +200,7 @@ def forged_slot(body: bytes, sequence: int = 1) -> bytes:
 
 
 def marker(data: bytes) -> None:
-    """A batch, taken for a control batch: the end of a transaction, of another kind, or malformed."""
+    """Decode a batch as a control batch: the end of a transaction, another kind, or malformed."""
     view = memoryview(data)
     with contextlib.suppress(CorruptBatch):
         header = decode_header(view, 0, "path")
@@ -211,7 +211,7 @@ def marker(data: bytes) -> None:
 
 
 def forged_marker(data: bytes) -> None:
-    """The same with a payload of one key and one value, as control batches have, under right checksums."""
+    """Decode a control batch with a payload of one key and one value, with valid checksums."""
     cut = data[0] % 8 if data else 0
     key, value = data[1 : 1 + cut], data[1 + cut :]
     for keys, values in (([key], [value]), ([data[:4]], [data[4:18]]), ([None], [value]), ([key], [None])):
@@ -222,7 +222,7 @@ def forged_marker(data: bytes) -> None:
 
 
 def producers(data: bytes) -> None:
-    """A ``.snapshot`` and a ``.txnindex``: what they hold, or `MalformedProducerFile`."""
+    """Decode a ``.snapshot`` and a ``.txnindex``, or raise `MalformedProducerFile`."""
     for file in (data, forged_file(b"SLP\x01", data), forged_file(b"SLP\x01", data[16:])):
         with contextlib.suppress(MalformedProducerFile):
             for entry in decode_snapshot(file):
@@ -242,7 +242,7 @@ def forged_file(magic: bytes, body: bytes) -> bytes:
 
 
 def state(data: bytes) -> None:
-    """A state page is about this folder and sound, or it is not."""
+    """Decode a state page: it is valid for this folder, or it is not."""
     page = StatePage(bytearray(data[:PAGE_SIZE].ljust(PAGE_SIZE, b"\0")))
     assert page.is_valid_for("another boot", os.stat("/")) is False
     _ = page.header_is_sound
@@ -290,7 +290,7 @@ def topic_json_by_store(data: bytes) -> None:
 
 
 def segment(data: bytes, files: dict[str, bytes] | None = None) -> None:
-    """A partition with this one segment (and other files): verified, opened, read, appended to."""
+    """Verify, open, read and append to a partition with this one segment (and other files)."""
     with TemporaryDirectory(prefix="fuzz-") as folder:
         for name, content in {segment_name(0) + ".log": data, **(files or {})}.items():
             Path(folder, name).write_bytes(content)

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def test_atheris_finds_nothing(tmp_path: Path) -> None:
-    """Every decoder, from whole batches, checkpoints and documents on, for SEGMENTLOG_FUZZ_SECONDS."""
+    """Every decoder is fuzzed for SEGMENTLOG_FUZZ_SECONDS, starting with valid batches, checkpoints and documents."""
     script = Path(__file__).with_name("atheris_decoders.py")
     done = subprocess.run(
         [sys.executable, str(script), f"-max_total_time={SECONDS}", f"-seed={fresh_seed()}",

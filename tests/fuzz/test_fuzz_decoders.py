@@ -135,7 +135,7 @@ hostile_json = [
 @fuzzed
 @given(data=st.binary(max_size=400))
 def test_random_bytes(name: str, data: bytes) -> None:
-    """Every decoder, on bytes that mean nothing."""
+    """Every decoder gets random bytes."""
     DECODERS[name](data)
 
 
@@ -171,7 +171,7 @@ def test_columns_of_other_types(items: list[Any], count: int) -> None:
     lambda rows: b"".join(encode_entries(*_arrays(rows)))
 )))  # fmt: skip
 def test_mutated_indexes(data: bytes) -> None:
-    """Entries with something wrong."""
+    """The indexes have wrong entries."""
     DECODERS["index"](data)
 
 
@@ -225,7 +225,7 @@ def test_files_of_producers_of_other_types(body: bytes) -> None:
 
 
 def _small(item: Any) -> Any:
-    """The same without numbers that MessagePack does not hold."""
+    """Replace numbers that MessagePack cannot store."""
     if isinstance(item, list):
         return [_small(one) for one in item]
     if isinstance(item, dict):
@@ -273,21 +273,21 @@ def test_json_documents(name: str, data: bytes) -> None:
 
 @pytest.mark.parametrize("data", hostile_json, ids=range(len(hostile_json)))
 def test_hostile_json(data: bytes) -> None:
-    """Nested without end, and numbers that are none: a finding like any other."""
+    """Endless nesting and numbers that are not finite cause a finding."""
     DECODERS["topic_json"](data)
 
 
 @pytest.mark.parametrize("number", range(len(hostile_json)))
 @pytest.mark.parametrize("name", ["store_json", "topic_json_by_store"])
 def test_hostile_json_by_store(name: str, number: int) -> None:
-    """The same for the store itself: an error like any other."""
+    """The store reports hostile JSON with one of its errors."""
     (DECODERS | {"topic_json_by_store": topic_json_by_store})[name](hostile_json[number])
 
 
 @fuzzed
 @given(data=documents | mutated(documents))
 def test_topic_documents_by_store(data: bytes) -> None:
-    """The same for the store itself."""
+    """The store reads or refuses any topic document."""
     topic_json_by_store(data)
 
 
@@ -321,7 +321,7 @@ def test_a_segment_as_a_partition(data: bytes) -> None:
 
 
 def _is_far_from_the_end(checkpoint: Checkpoint) -> bool:
-    """Whether offsets and epochs leave room for going on. Where they do not, appending ends in a struct.error."""
+    """Return whether offsets and epochs leave room to continue. Otherwise appends end in a struct.error."""
     offsets = [checkpoint.recovery_offset, checkpoint.recovery_segment, checkpoint.offset_ceiling]
     offsets += [one.end_offset for one in checkpoint.lost_ranges]
     epochs = [one.epoch for one in (*checkpoint.epochs, *checkpoint.lost_ranges)]
@@ -337,10 +337,10 @@ def _is_far_from_the_end(checkpoint: Checkpoint) -> bool:
 @example(  # a position that no index entry can hold
     data=batch_bytes([b"x"]), checkpoint=Checkpoint(1, 1, 1 << 32, epochs=(EpochStart(0, 0),)), twice=False
 )
-@example(  # a segment that begins behind the offset that is to lie in it
+@example(  # the segment begins after the offset that should be in it
     data=batch_bytes([b"x"]), checkpoint=Checkpoint(0, 1, 0, 1, 0, False, epochs=(EpochStart(0, 0),)), twice=True
 )
-@example(  # one that is not there, behind what is
+@example(  # the segment is missing, after the last one
     data=batch_bytes([b"x"]), checkpoint=Checkpoint(1, 1, 0, 1, 0, False, epochs=(EpochStart(0, 0),)), twice=True
 )
 def test_a_forged_checkpoint(data: bytes, checkpoint: Checkpoint, twice: bool) -> None:

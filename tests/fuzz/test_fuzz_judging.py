@@ -35,7 +35,7 @@ _EDGES: Final = (0, 1, -1, 2, 63, 64, 127, 128, 255, 2**31 - 1, -(2**31), 2**31,
 
 
 def any_record(random: Random, index: int) -> bytes:
-    """A record that is right, mostly."""
+    """Return a record that is mostly valid."""
     blobs = (None, b"", b"k", random.randbytes(random.randrange(200)))
     count = random.choice((0, 0, 0, 1, 3))
     headers = [blob(random.choice((b"", b"h", b"\xff"))) + blob(random.choice(blobs)) for _ in range(count)]
@@ -68,7 +68,7 @@ def mutated(random: Random, data: bytes) -> bytes:
 
 
 def any_batch(random: Random) -> bytes:
-    """A batch that a client that is broken, or means no good, could send. Its CRC is right."""
+    """Return a batch as a broken or hostile client could send it. Its CRC is right."""
     count = random.choice((1, 1, 2, 3, 10, 30, 100))
     payload = b"".join(any_record(random, index) for index in range(count))
     if random.random() < 0.6:
@@ -110,7 +110,7 @@ def read(found: RecordBatch, as_arrow: Callable[[RecordBatch], object]) -> int:
 def test_what_is_accepted_is_read(
     tmp_path: Path, seed: int, compacts: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By the library, Arrow, Spark, REST, the command line, compaction, a search by time; and verify finds nothing."""
+    """The library, Arrow, Spark, REST, commands, compaction and lookups by time read it; verify finds nothing."""
     from pyspark.sql.types import BinaryType, StructType, TimestampType
 
     from segmentlog.spark.arrow_batches import ArrowRows

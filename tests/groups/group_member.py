@@ -1,13 +1,13 @@
-"""A member of a consumer group in a process of its own, until it is stopped or killed.
+"""A member of a consumer group in its own process, until it is stopped or killed.
 
-    group_member.py STORE GROUP LOG OPTIONS     OPTIONS: JSON of `store.consumer`'s, and of the keys below
+    group_member.py STORE GROUP LOG OPTIONS     OPTIONS: JSON with options of `store.consumer` and the keys below
 
-It writes each action to the file LOG at once, one line each: monotonic ns, pid, member id, what, details.
+It appends each action to the file LOG at once, one line each: monotonic ns, pid, member id, action, details.
 
     commit_every   commit after this many records (0: never)
     sync           whether a commit waits for the disk
-    pause_s        how long the work on a record takes
-    stop_at        SIGSTOP itself at this many records, while it is at work; then commit
+    pause_s        duration of the work on a record
+    stop_at        send SIGSTOP to itself while it works on this record; then commit
 """
 
 from __future__ import annotations

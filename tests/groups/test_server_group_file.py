@@ -1,4 +1,4 @@
-"""Groups of clients of a server: their file, the rule for who holds them, and the view of the library."""
+"""Groups of clients of a server: their file, the rule for its owner, and the view of the library."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_no_bit_of_a_file_changes_unnoticed() -> None:
         (False, "here", 5_000, "here", 15_000, True),
         (False, "here", 5_000, "here", 15_001, False),
         (False, "here", 0, "here", 11_000, True),  # the file was written after its last sign of life
-        (False, "before", 999_999, "before", 10_000, True),  # so long the machine is up
+        (False, "before", 999_999, "before", 10_000, True),  # the machine has been up for that long
         (False, "before", 999_999, "before", 10_001, False),
         (None, "", 0, "here", 11_000, True),
         (None, "", 0, "here", 11_001, False),
@@ -215,7 +215,7 @@ def test_a_damaged_file(store: LogStore, worker: ServerGroups, data: bytes, capl
     _hold(worker)
     worker.commit_offsets("g", [OffsetCommit("t", store.topic("t").id, 1, 7)], 5, "m-1")
     _file(store).write_bytes(data)
-    with pytest.raises(GroupInUse):  # a server runs, and nobody knows that it is not its own
+    with pytest.raises(GroupInUse):  # a server runs, and it may be the one that owns the file
         store.consumer("t", group="g")
     loaded = worker.load("g")
     assert (loaded.members, loaded.held) == ((), False)

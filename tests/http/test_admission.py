@@ -115,7 +115,7 @@ def trusting(authority: trustme.CA) -> ssl.SSLContext:
 def test_silent_connections_take_few_descriptors_and_keep_nobody_out(
     serve: Serve, tls: Security, authority: trustme.CA, opened: ExitStack, is_tls: bool
 ) -> None:
-    """Of 150 silent connections 20 are kept, with and without TLS, and other clients are served meanwhile."""
+    """The server keeps 20 of 150 silent connections, with and without TLS, and serves other clients meanwhile."""
     limits = HttpLimits(connections=16)
     server = serve(HttpSettings(limits=limits), tls if is_tls else None)
     context = trusting(authority) if is_tls else None

@@ -102,7 +102,7 @@ def test_users_say_who_they_are(serve: Callable[..., HttpServer], tmp_path: Path
     path = _users(tmp_path)
     server = serve(security=Security(users=path))
     with httpx.Client(base_url=server.url) as web:
-        assert web.get("/healthz").status_code == 200  # for who looks after it, and knows nobody's password
+        assert web.get("/healthz").status_code == 200  # for monitoring, which has no password
         answer = web.get("/topics")
         assert answer.status_code == 401
         assert answer.headers["www-authenticate"].startswith("Basic ")

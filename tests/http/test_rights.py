@@ -86,7 +86,7 @@ BODIES: dict[tuple[str, str], list[tuple[bytes, bytes]]] = {
     ("POST", f"{_V3}/topics/{{topic_name}}/records:batch"): [
         (_JSON, b'{"entries":[{"id":"1","value":{"schema_id":1,"data":{}}}]}')
     ],
-    # None of these changes anything, whoever sends it.
+    # The bodies change nothing, for any user.
     ("POST", "/ui/topics/{topic}/config"): [(_FORM, b"cleanup.policy=nonsense")],
     ("POST", "/ui/topics/{topic}/delete"): [(_FORM, b"name=another")],
     ("POST", "/ui/groups/reset"): [(_FORM, b"nothing=1")],
@@ -113,7 +113,7 @@ BODIES: dict[tuple[str, str], list[tuple[bytes, bytes]]] = {
     ("DELETE", f"{_INSTANCE}/subscription"): [(_V2, b"")],
     ("DELETE", _INSTANCE): [(_V2, b"")],
 }  # fmt: skip
-"""What is sent to each route that takes something, in this order."""
+"""Bodies that are sent to each route that takes one, in this order."""
 QUICK = (
     "nobody", "super", "topic-describe", "topic-all", "topic-write", "topic-alter-configs", "group-read",
     "name-describe", "cluster-alter", "open-things", "open-all-and-cluster",
@@ -270,7 +270,7 @@ def test_who_has_a_right_sees_that_and_nothing_else(world: World, name: str) -> 
     assert not visitor.leaks, "\n".join(visitor.leaks[:20])
     assert visitor.seen == visitor.user.sees
     assert any(403 in statuses for statuses in visitor.statuses.values()) == (name != "super")
-    if name == "super":  # or the requests are wrong, and nothing is shown to anybody
+    if name == "super":  # otherwise the requests are wrong, and prove nothing
         unread = {route for route, codes in visitor.statuses.items() if route[0] == "GET" and not codes & {200, 307}}
         assert unread == {("GET", "/ui/{rest:path}")}
         unsaid = {route: codes for route, codes in visitor.statuses.items() if codes & {403, 405, 406, 415}}

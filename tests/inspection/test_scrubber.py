@@ -54,7 +54,7 @@ def scrub_round(store: LogStore) -> None:
 
 
 def sealed(store: LogStore) -> list[Path]:
-    """The segments that the scrubber is to look at."""
+    """Return the segments that the scrubber checks."""
     return log_files(Path(store.path) / "t" / "0")[:-1]
 
 
@@ -74,7 +74,7 @@ def test_off_by_default(tmp_path: Path) -> None:
 
 
 def test_every_sealed_segment_is_read_round_after_round(tmp_path: Path) -> None:
-    """All of them, to the last byte, and never the active one; a healthy store has no findings."""
+    """All of them are read to the last byte, but never the active one; a healthy store has no findings."""
     with make(tmp_path / "store") as store:
         total = sum(path.stat().st_size for path in sealed(store))
         for rounds in (1, 2, 3):
@@ -98,7 +98,7 @@ def test_a_small_store_is_not_read_over_and_over(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("bytes_per_s", [7, 100, 1000, 100_000])
 def test_the_budget_is_kept(tmp_path: Path, bytes_per_s: int) -> None:
-    """Never more than the rate times the time, and half a second's worth for a pause; and it gets on."""
+    """It reads at most the rate times the time, and half a second's worth after a pause, but makes progress."""
     with make(tmp_path / "store", scrub_bytes_per_s=bytes_per_s) as store:
         clock = store._topics.clock
         assert isinstance(clock, FakeClock)
@@ -117,7 +117,7 @@ def test_the_budget_is_kept(tmp_path: Path, bytes_per_s: int) -> None:
 
 
 def test_a_wrong_byte_is_found_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """With path, position and offsets, in a warning; in the report for as long as it is there."""
+    """A warning has its path, position and offsets; the report keeps it while it exists."""
     store = make(tmp_path / "store")
     hit = batches_of(Path(store.path) / "t" / "0")[3]
     scrub_round(store)
@@ -162,7 +162,7 @@ def test_every_byte_is_checked(tmp_path: Path) -> None:
 
 @given(sizes=st.lists(st.integers(1, 400), min_size=1, max_size=30), wrong=st.integers(0, 699))
 def test_pieces_of_any_size(tmp_path_factory: pytest.TempPathFactory, sizes: list[int], wrong: int) -> None:
-    """However the segment is cut by the budget, the findings are those of reading it at once."""
+    """With any budget for a piece of the segment, the findings are those of reading it at once."""
     folder = tmp_path_factory.mktemp("pieces")
     data = bytearray()
     for base_offset in range(5):

@@ -36,7 +36,7 @@ INT64 = st.integers(-(2**63), 2**63 - 1)
 
 
 def known_segments(store: Path) -> KnownSegments:
-    """Every segment of topic "t", as it is now."""
+    """Return the findings of every segment of topic "t"."""
     fs = FileSystem()
     looked = [inspect_job(fs, job) for job in list_segment_jobs(fs, str(store), "t")]
     return KnownSegments(one for one in looked if one is not None)
@@ -51,7 +51,7 @@ def findings(store: Path, inspect: KnownSegments) -> list[Finding]:
 
 
 def broken_error(one: SegmentFindings) -> list[tuple[object, ...]]:
-    """The errors within, which are equal to nothing but themselves."""
+    """Return the arguments of the errors within: an error equals only itself."""
     return [broken.error.args for broken in one.broken]
 
 
@@ -100,7 +100,7 @@ def test_shares(sizes: list[int], workers: int) -> None:
 
 
 def test_what_is_known_is_not_read_again(tmp_path: Path) -> None:
-    """As often as it is asked for, and with the same counts."""
+    """Repeated requests give the same counts."""
     make_store(tmp_path / "store")
     known = known_segments(tmp_path / "store")
     for _ in range(2):
@@ -112,7 +112,7 @@ def test_what_is_known_is_not_read_again(tmp_path: Path) -> None:
 
 
 def append(folder: Path) -> None:
-    """One more record."""
+    """Append one record."""
     with segmentlog.open(folder.parent.parent, background=False) as store:
         store.topic("t").partition(0).append([b"more"])
 

@@ -11,7 +11,7 @@ from segmentlog.storage.network import NetworkMark
 
 
 def test_nothing_is_said_of_the_files_of_a_store(tmp_path: Path) -> None:
-    """There is no finding for the files that a store may have next to its topics, nor for their lock files."""
+    """The files that a store may have next to its topics, and their lock files, have no findings."""
     with segmentlog.open(tmp_path, background=False) as store:
         store.create_topic("t")
     own = {

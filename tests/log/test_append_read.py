@@ -51,7 +51,7 @@ def test_every_column_comes_back(tmp_path: Path) -> None:
 
 
 def test_records_without_a_timestamp_get_the_clocks(tmp_path: Path) -> None:
-    """No timestamps means now, and no keys and headers means none."""
+    """Without timestamps, records get the current time; without keys and headers, they have none."""
     clock = FakeClock()
     partition = open_log(tmp_path, clock=clock)
     partition.append([b"a"])
@@ -225,7 +225,7 @@ def _mixed(folder: Path, **settings: Any) -> tuple[Partition, list[Kept]]:
 
 @pytest.mark.parametrize("settings", [{}, {"segment_bytes": 700, "index_interval_bytes": 100}], ids=["one", "rolls"])
 def test_reading_starts_exactly_where_it_is_asked_to(tmp_path: Path, settings: dict[str, Any]) -> None:
-    """From any offset: that record first, in the middle of a batch or not, then every one after it."""
+    """Reading from any offset returns that record first, also within a batch, and then all later ones."""
     partition, records = _mixed(tmp_path, **settings)
     assert [record.offset for record in records] == list(range(partition.log_end_offset))
     assert (len(log_files(tmp_path)) > 5) == bool(settings)
@@ -456,7 +456,7 @@ def test_records_say_where_they_come_from(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["trim", "truncate", "compact"])
 def test_what_was_deleted_is_not_held_open(tmp_path: Path, how: str) -> None:
-    """Else it takes room on the disk until the next append. Synced or not."""
+    """Otherwise its space would stay in use until the next append, synced or not."""
     for number in range(2):
         options = {"cleanup_policy": "compact"} if how == "compact" else {}
         partition = open_log(tmp_path / f"{number}", segment_records=3, file_delete_delay_ms=0, **options)

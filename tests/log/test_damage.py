@@ -38,7 +38,7 @@ def _batches(partition: Partition) -> list[tuple[Path, int, int, int, int]]:
 
 
 def _flipped(path: Path, step: int = 1) -> Iterator[int]:
-    """The file with one byte wrong, for every ``step``-th byte; as it was in the end."""
+    """Flip a byte of the file at every ``step``-th position in turn, and restore the file at the end."""
     original = path.read_bytes()
     for position in range(0, len(original), step):
         with path.open("r+b") as file:  # in place: the same inode, as a disk's fault would have it

@@ -95,7 +95,7 @@ def test_every_segment_that_an_fsync_may_have_failed_on_is_written_anew(tmp_path
 
 
 def _steps(tmp_path: Path, method: str, work: Callable[[Partition], object], **settings: Any) -> int:
-    """How often ``work`` calls ``method``."""
+    """Return how often ``work`` calls ``method``."""
     fs = FaultyFileSystem()
     partition = open_log(tmp_path / f"count-{method}", fs=fs, background=True, **settings)
     partition.append([b"before"])
@@ -107,7 +107,7 @@ def _steps(tmp_path: Path, method: str, work: Callable[[Partition], object], **s
 @pytest.mark.parametrize("method", ["pwritev", "fallocate", "open"])
 @pytest.mark.parametrize("records", [1, 50], ids=["one", "rolls"])
 def test_a_full_disk_at_any_step_leaves_the_log_as_it_was(tmp_path: Path, method: str, records: int) -> None:
-    """No room at any write, allocation or new file: `DiskFull` or done, never half; the next append works."""
+    """Without room at any write, allocation or new file, an append raises `DiskFull` or succeeds. The next works."""
     settings: dict[str, Any] = {"segment_records": 10, "index_interval_bytes": 1}
     sent: list[bytes | None] = [b"%d" % number * 50 for number in range(records)]
     steps = _steps(tmp_path, method, lambda log: log.append(sent), **settings)
@@ -293,7 +293,7 @@ def test_fsync_by_time_without_a_background_thread(tmp_path: Path) -> None:
 
 
 def test_fsync_by_time_in_the_background(tmp_path: Path) -> None:
-    """Where a background flush is there to do it, appends leave it to that, and it knows when it is due."""
+    """If a background flush exists, appends leave the sync to it, and it knows when the sync is due."""
     clock = FakeClock()
     partition = open_log(tmp_path, fsync="100ms", clock=clock, background=True)
     assert not partition.sync_due()
@@ -310,7 +310,7 @@ def test_fsync_by_time_in_the_background(tmp_path: Path) -> None:
 
 
 def test_fsync_never_leaves_it_to_the_system(tmp_path: Path) -> None:
-    """No append fsyncs; a flush and a close do, and so does an append that asks for it."""
+    """Appends do not fsync; a flush, a close, and an append that asks for it do."""
     fs = FaultyFileSystem()
     clock = FakeClock()
     partition = open_log(tmp_path, fsync="never", fs=fs, clock=clock)

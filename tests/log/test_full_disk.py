@@ -18,7 +18,7 @@ SIZE = 4 << 20
 
 
 def _mount(tmp_path: Path) -> tuple[Path | None, str]:
-    """A small file system of its own, ext4 if possible; or why there is none."""
+    """Mount a small file system, ext4 if possible, and return its path; otherwise return the reason."""
     if os.geteuid() != 0:
         return None, "mounting a small file system needs root"
     target = tmp_path / "disk"

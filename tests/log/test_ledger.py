@@ -103,7 +103,7 @@ _WRITES: list[Callable[[Partition], object]] = [
 def test_a_checkpoint_that_could_not_be_synced_fails_the_partition(
     tmp_path: Path, change: Callable[[Partition], object]
 ) -> None:
-    """No process appends any more, until one reopens the log and so recovers it."""
+    """No process appends, until one reopens the log and so recovers it."""
     fs = FaultyFileSystem()
     log, other = open_log(tmp_path, fs=fs), open_log(tmp_path)
     log.append([b"%d" % number for number in range(5)], ack="durable")
@@ -182,6 +182,6 @@ def test_a_truncation_that_was_cut_short_is_ended_by_whoever_moves_the_recovery_
 
 
 def test_a_store_into_a_word_is_one_call_into_c() -> None:
-    """Nothing looks for an interrupt before it is done, as it would at the start of a function written in Python."""
+    """Interrupts are checked only after the store, as they would be at the start of a function written in Python."""
     for name in ("start_append", "end_append", "mark_failed", "unmark_failed"):
         assert name not in vars(Ledger), f"{name} is made in `adopt`, of `partial`"

@@ -1,4 +1,4 @@
-"""An error at any call leaves no descriptor open that no object owns."""
+"""After an error at any call, every open descriptor has an owner."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CONFIG = {"segment_records": 4, "index_interval_bytes": 1, "cleanup_policy": "co
 
 
 def _work(process: SimulatedProcess) -> None:
-    """Everything that opens files, each step whatever became of the others; closed in the end."""
+    """Do everything that opens files, continue after errors, and close all at the end."""
     config = TopicConfig.from_mapping(CONFIG)
     log: Partition | None = None
 
@@ -62,7 +62,7 @@ def _trial(failing_call: int, error: int) -> SimulatedProcess:
 @pytest.mark.long
 @pytest.mark.parametrize(("first", "error"), [(1, "EIO"), (2, "EMFILE"), (3, "ENOSPC")])
 def test_an_error_at_any_call_loses_no_descriptor(first: int, error: str) -> None:
-    """Once the partition is closed nothing of it is open, however it failed, in its closing too."""
+    """Once the partition is closed, no descriptor of it is open, also if the close failed."""
     calls = _trial(0, errno.EIO).calls
     assert calls > 200
     lost = []

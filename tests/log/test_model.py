@@ -102,7 +102,7 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule(drawn=RECORDS, idle=st.booleans(), rolls=st.booleans())
     def another_process_appends(self, drawn: list[tuple[Any, ...]], idle: bool, rolls: bool) -> None:
-        """Another process appends; this one finds the new log end, with its files open or closed."""
+        """Append as another process; this one finds the new log end, with its files open or closed."""
         if idle:
             self.be_idle()
         other = open_log(self.folder, clock=self.clock, **self.config)
@@ -180,7 +180,7 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule(drawn=RECORDS, call=st.integers(1, 12), ack=st.sampled_from(["written", "durable"]))
     def kill_during_an_append(self, drawn: list[tuple[Any, ...]], call: int, ack: Any) -> None:
-        """After a kill all unacknowledged records of the append are in the log, or none."""
+        """Kill the process during an append: the log has all unacknowledged records of that append, or none."""
         before = self.end
         self.fs.die_at(call)
         try:
@@ -197,7 +197,7 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), call=st.integers(1, 40))
     def kill_during_a_truncation(self, data: st.DataObject, call: int) -> None:
-        """It has happened, or it has not; in another process that has the log open as well as in a new one."""
+        """Kill the process during a truncation: it is done or not, for this and for another process."""
         others_fs = FastFaults()
         other = open_log(self.folder, fs=others_fs, clock=self.clock, **self.config)
         offset = data.draw(st.integers(max(self.start, self.end - 8), self.end), "offset")
@@ -230,7 +230,7 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), kind=st.sampled_from(["nothing", "cut", "zeros", "garbage", "bit"]))
     def power_cut(self, data: st.DataObject, kind: str) -> None:
-        """Synced records stay; an arbitrary part of the rest is lost, and no offset is reused."""
+        """Cut the power: synced records stay, an arbitrary part of the rest is lost, and no offset is reused."""
         durable, before = self.log.durable_offset, self.log.log_end_offset
         places = self.unsynced_bytes(durable)
         machine_dies(self.log)

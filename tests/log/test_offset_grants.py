@@ -23,14 +23,14 @@ pytestmark = pytest.mark.usefixtures("small_steps")
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[LogStore]:
-    """A topic whose log has reserved offsets up to some ceiling."""
+    """Yield a store with a topic whose log has reserved offsets up to some ceiling."""
     with LogStore(tmp_path / "store", background=False) as opened:
         opened.create_topic("t").partition(0).append([b"first"])
         yield opened
 
 
 def log_of(store: LogStore) -> Partition:
-    """Its partition."""
+    """Return the partition of the topic."""
     return store.topic("t").partition(0)
 
 

@@ -210,7 +210,7 @@ def test_two_processes_share_what_is_known(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("lost", ["nothing", "snapshots", "damaged snapshots", "checkpoint"])
 def test_what_is_known_is_found_again(tmp_path: Path, lost: str) -> None:
-    """After a restart of the machine, with snapshots or without."""
+    """This holds after a restart of the machine, with and without snapshots."""
     log = open_log(tmp_path, segment_bytes=700)
     for sequence in range(40):
         put(log, sequence, who=NAMED, txn=sequence > 30)
@@ -356,7 +356,7 @@ def test_a_log_without_producers_has_no_snapshots(tmp_path: Path) -> None:
 
 
 def test_read_committed_sees_neither_open_nor_aborted_data(tmp_path: Path) -> None:
-    """It ends before the first transaction that is open; aborts in between are stepped over."""
+    """It ends before the first open transaction, and skips aborted records."""
     log = open_log(tmp_path)
     log.append([b"plain"])
     put(log, 0, 2, who=1, txn=True)
@@ -419,7 +419,7 @@ def test_a_transaction_that_spans_rolls(tmp_path: Path, lost: str) -> None:
 
 
 def test_a_reader_is_told_of_aborts_that_came_while_it_read(tmp_path: Path) -> None:
-    """Through another handle on the same log."""
+    """The aborts come through another handle on the same log."""
     log, other = open_log(tmp_path), open_log(tmp_path)
     seen: list[bytes | None] = []
     position = 0
@@ -635,7 +635,7 @@ ENTRIES = st.lists(st.builds(ProducerEntry, st.integers(0, 2**63), st.integers(0
 @settings(max_examples=50)
 @given(ENTRIES, st.binary(max_size=30), st.integers(0, 10**6))
 def test_files_come_back_or_are_refused(entries: list[ProducerEntry], noise: bytes, at: int) -> None:
-    """Any cut and any flipped bit shows."""
+    """Any cut and any flipped bit is detected."""
     data = encode_snapshot(entries)
     assert decode_snapshot(data) == entries
     aborted = [AbortedTransaction(one.producer_id, one.epoch, 2**62) for one in entries]
@@ -649,7 +649,7 @@ def test_files_come_back_or_are_refused(entries: list[ProducerEntry], noise: byt
 
 
 def test_the_api_is_public(tmp_path: Path) -> None:
-    """Under its own name."""
+    """Its functions have their public names."""
     assert segmentlog.ProducerStamp is ProducerStamp
 
 
@@ -663,7 +663,7 @@ def _append_numbered(store: LogStore, name: str, count: int) -> None:
 
 
 def _headers_read(log: Partition) -> int:
-    """How many headers it took to know the producers."""
+    """Return the number of headers that were read to restore the producers."""
     with log._known_producers() as states:
         return states._unsnapshotted
 

@@ -24,13 +24,13 @@ FEW_BYTES = 3000
 
 
 def append(log: Partition, count: int, start: int = 0) -> None:
-    """So many batches of a record each, of several lengths."""
+    """Append ``count`` batches of one record, of several lengths."""
     for number in range(start, start + count):
         log.append_wire(foreign([Sent(b"k%d" % (number % 7), b"%d-" % number + b"v" * (number * 37 % 90))]))
 
 
 def fetched(log: Partition, offset: int = 0, max_bytes: int = 1 << 20) -> bytes:
-    """All of Kafka's from there on, fetch by fetch, up to whatever is something else."""
+    """Return all batches of Kafka's clients from ``offset`` on, fetch by fetch, up to the first other batch."""
     found: list[Buffer] = []
     while True:
         run, reached, _ = log.read_wire(offset, log.log_end_offset, max_bytes)
@@ -147,7 +147,7 @@ def test_batches_of_both_layouts(tmp_path: Path) -> None:
 
 
 def test_truncated_by_another_process(tmp_path: Path) -> None:
-    """After a truncation the same bytes may belong to other batches: no old batch is sent any more."""
+    """After a truncation, the same positions may belong to other batches: no former batch is sent."""
     log, other = open_log(tmp_path), open_log(tmp_path)
     append(other, 100)
     assert fetched(log) == read(other)
@@ -185,7 +185,7 @@ def test_the_front_is_deleted(tmp_path: Path) -> None:
 
 
 def test_recovered_after_a_death(tmp_path: Path) -> None:
-    """The recovered server sends neither what the disk lost with the machine, nor later batches in its place."""
+    """The recovered server sends only records that survived, and no later batches in place of the lost ones."""
     log = open_log(tmp_path)
     append(log, 60)
     log.flush()

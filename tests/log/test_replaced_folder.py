@@ -53,7 +53,7 @@ def check_new(path: Path) -> None:
 
 
 def act(log: Partition, what: str) -> None:
-    """Something that changes files by their names."""
+    """Do one kind of work that changes files by their names."""
     if what == "trim":
         log.trim(1)
     elif what == "retain":
@@ -167,7 +167,7 @@ class Change:
         assert os.read(self._news, 4) in (b"wait", b"done"), "it failed"
 
     def end(self) -> None:
-        """It is done, or never began."""
+        """End the process, and check that it succeeded."""
         os.close(self._orders)
         assert os.waitpid(self._pid, 0)[1] == 0
         os.close(self._news)
@@ -369,7 +369,7 @@ def _append_to(log: Partition) -> Callable[[], object]:
 
 
 def _append_idle(store: LogStore) -> Callable[[], object]:
-    """Its descriptors were closed since it was used."""
+    """Append with a log whose descriptors were closed since its last use."""
     log = _behind(store)
     assert log.handle.close_if_idle()
     return _append_to(log)

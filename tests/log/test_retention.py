@@ -51,7 +51,7 @@ class Logs:
 
 @pytest.fixture
 def clock() -> FakeClock:
-    """One for the test and its log."""
+    """Return a clock for the test and its log."""
     return FakeClock()
 
 
@@ -62,12 +62,12 @@ def logs(tmp_path: Path, clock: FakeClock) -> Logs:
 
 
 def starts(log: Partition) -> list[int]:
-    """Base offsets of the segments."""
+    """Return the base offsets of the segments."""
     return [segment.base_offset for segment in log.segments()]
 
 
 def test_without_limits_nothing_goes(logs: Logs, clock: FakeClock) -> None:
-    """However old and large."""
+    """Segments of any age and size stay."""
     log = logs.open(retention_segments=None)
     logs.fill(log, 5)
     clock.advance(10**12)
@@ -109,7 +109,7 @@ def test_an_old_segment_behind_a_young_one_stays(logs: Logs, clock: FakeClock) -
 
 
 def test_timestamps_in_the_far_future_do_not_keep_a_segment_for_ever(logs: Logs, clock: FakeClock) -> None:
-    """Its file was not written to later than its age allows."""
+    """The modification time of its file limits its age."""
     log = logs.open(retention_ms=1000)
     logs.fill(log, timestamp=NOW_MS * 1000)
     logs.fill(log)
@@ -261,7 +261,7 @@ def test_what_else_puts_files_aside_has_them_swept(logs: Logs, clock: FakeClock,
 
 
 def test_without_a_delay_files_go_at_once(logs: Logs) -> None:
-    """file.delete.delay.ms of 0."""
+    """With file.delete.delay.ms of 0, files are deleted at once."""
     log = logs.open(retention_segments=1)
     logs.fill(log, 3)
     log.apply_retention()
@@ -330,7 +330,7 @@ def test_one_process_at_a_time(logs: Logs) -> None:
 
 @pytest.mark.long
 def test_a_power_cut_in_the_middle_brings_nothing_back() -> None:
-    """At each call: the log is whole, and starts where it was said to start, or where it had started."""
+    """At each call: the log is intact, and starts at the old or at the new log start."""
     config = TopicConfig.from_mapping(
         {"fsync": "never", "retention_segments": 1, "retention_ms": FOREVER, "segment_records": 2}
     )
@@ -368,7 +368,7 @@ def test_a_power_cut_in_the_middle_brings_nothing_back() -> None:
 @pytest.mark.parametrize("start", [6, 10, 11, 15])
 @pytest.mark.parametrize("synced", [0, 4, 9])
 def test_a_deleted_segment_that_a_power_cut_brings_back_is_none_of_the_log(start: int, synced: int) -> None:
-    """Never synced and then trimmed, its bytes may be anything: they are not read, and are not damage.
+    """A trimmed segment that was never synced may hold any bytes. They are not read, and are not damage.
 
     The log may also have lost the segment after it, which showed where it ends.
     """

@@ -43,7 +43,7 @@ def test_it_sees_what_others_wrote(tmp_path: Path) -> None:
 
 
 def test_where_history_resumes(tmp_path: Path) -> None:
-    """At the end of ranges that touch, as `check_position` says; nowhere else; also without a page of this boot."""
+    """History resumes at the end of adjacent ranges, as in `check_position`, also without a state page of this boot."""
     with closing(open_log(tmp_path / "log")) as log:
         log.append([b"1", b"2", b"3", b"4"])
         assert find_lost_range_end(FS, log.folder, 2) is None

@@ -41,25 +41,21 @@ class Memory:
         self._mutex = threading.Lock()
 
     def get(self, key: str) -> tuple[bytes, str]:
-        """As `Bucket.get`."""
         try:
             return self._objects[key]
         except KeyError:
             raise ObjectMissing(self.url, key) from None
 
     def get_range(self, key: str, start: int, size_bytes: int) -> bytes:
-        """As `Bucket.get_range`."""
         data = self.get(key)[0][start : start + size_bytes]
         if len(data) != size_bytes:
             raise ObjectStoreError(self.url, key, f"it ends {size_bytes - len(data)} bytes too early", False)
         return data
 
     def put(self, key: str, data: Data) -> None:
-        """As `Bucket.put`."""
         self._objects[key] = bytes(data), str(next(self._numbers))
 
     def compare_and_swap(self, key: str, data: Data, tag: str | None) -> str:
-        """As `Bucket.compare_and_swap`."""
         with self._mutex:
             if self.tag(key) != tag:
                 raise PreconditionFailed(self.url, key)
@@ -67,16 +63,14 @@ class Memory:
             return self._objects[key][1]
 
     def tag(self, key: str) -> str | None:
-        """Return the one of what lies there."""
+        """Return the tag of an object."""
         return self._objects.get(key, (b"", None))[1]
 
     def delete(self, keys: Iterable[str]) -> None:
-        """As `Bucket.delete`."""
         for key in keys:
             self._objects.pop(key, None)
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        """As `Bucket.list`."""
         for key, (data, _) in list(self._objects.items()):
             if key.startswith(prefix):
                 yield ObjectInfo(key, len(data), int(time.time() * 1000))
@@ -99,7 +93,7 @@ def places(kind: str, folder: Path) -> Iterator[Maker]:
 
 @contextlib.contextmanager
 def served(kind: str, folder: Path) -> Iterator[S3Server]:
-    """Yield an S3 server of that kind. The test is skipped where it cannot be had, but not in CI."""
+    """Yield an S3 server of that kind. If it is not available, skip the test; in CI, fail."""
     with contextlib.ExitStack() as stack:
         try:
             server = stack.enter_context(SERVERS[kind](folder))

@@ -1,4 +1,4 @@
-"""An S3 server in this process that fails as it is told: it refuses, cuts, repeats secrets, or never answers."""
+"""An S3 server in this process that fails on demand: it refuses, cuts, repeats secrets, or never answers."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ Fault = Callable[["_Handler"], None]
 
 
 class FailingS3:
-    """An S3 server in this process, with conditional puts. The next requests meet ``faults``, one each.
+    """An S3 server in this process with conditional puts. The next requests meet ``faults``, one each.
 
-    ``ignores``: conditions that it takes no notice of, as servers do that do not know them.
+    ``ignores``: conditions that the server ignores, like servers that do not support them.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class FailingS3:
         return S3Server(f"http://127.0.0.1:{self.port}")
 
     def close(self) -> None:
-        """No answer to anybody any more."""
+        """Stop answering, and end the server."""
         self.ended.set()
         self._server.shutdown()
         self._server.server_close()
@@ -112,7 +112,7 @@ class _Handler(BaseHTTPRequestHandler):
         return 200, b"", {"ETag": _etag(self.body)}
 
     def answer(self, status: int, body: bytes, headers: dict[str, str], sent: int | None = None) -> None:
-        """All of it, or the head and so many bytes."""
+        """Send the whole answer, or the head and ``sent`` bytes."""
         self.send_response(status)
         for name, text in headers.items():
             self.send_header(name, text)

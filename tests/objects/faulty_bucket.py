@@ -1,16 +1,16 @@
-"""An object store in memory that writes down what happens to it, and whose requests fail in every way, by a seed.
+"""An object store in memory that records its requests, and whose requests fail in every way, by a seed.
 
     before              refused; nothing happened
     after               done, and the answer was lost
-    cut                 the connection was closed half way: of a delete some is done, of a get some has come
-    late                nobody answers; it takes effect later, after any number of other requests
-    doubled             done, and once more later
-    refused though done a put of which the client's library sends two: the second finds the first
-    slow there, back    the time passes, and others go on, before it is done, or after
-    death before, after whoever sent it is gone
+    cut                 the connection was closed half way: a delete is done in part, a get has returned a part
+    late                no answer comes; it takes effect later, after any number of other requests
+    doubled             done, and repeated later
+    refused though done a put that the client's library sends twice: the second finds the first
+    slow there, back    time passes, and other requests come, before or after it is done
+    death before, after the sender dies
 
-Late requests arrive in another order than they were sent in. They may outlive their sender, and arrive after others
-have taken its place.
+Late requests arrive in another order than they were sent in. They may outlive their sender, and arrive after other
+processes have taken its place.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ FAULTS = SWAP_FAULTS
 
 _DELAYS_MS = (20, 100, 1_000, 40_000)
 _LATE_MAX = 80
-"""A late request arrives before so many others were made."""
+"""A late request arrives before this many others were made."""
 
 Note = Callable[..., None]
 
 
 class Shelf:
-    """What lies there, and what is still on its way. ``note`` takes down what happens, see `shipping_checker`."""
+    """The objects in the store, and late requests. ``note`` records events, see `shipping_checker`."""
 
     def __init__(self, clock: FakeClock, note: Note) -> None:
         self.objects: dict[str, tuple[bytes, str]] = {}
@@ -65,7 +65,7 @@ class Shelf:
         return str(self._number)
 
     def compare_and_swap(self, who: str, key: str, data: bytes, tag: str | None) -> str | None:
-        """Put it if the tag is still that one; None when it is not."""
+        """Put the object if the tag is still the given one; otherwise return None."""
         if self.objects.get(key, (b"", None))[1] != tag:
             return None
         now = self.put(who, key, data)
@@ -78,17 +78,17 @@ class Shelf:
         return now
 
     def owner_epoch(self) -> int:
-        """Of the owner that the manifest names; 0 without one."""
+        """Return the epoch of the owner in the manifest, or 0 if there is no manifest."""
         found = self.objects.get(MANIFEST_KEY)
         return 0 if found is None else decode_manifest(found[0]).owner.epoch
 
     def is_handed_over(self) -> bool:
-        """Whether the owner waits for another machine to take over."""
+        """Return whether the owner waits for another machine to take over."""
         found = self.objects.get(MANIFEST_KEY)
         return found is not None and decode_manifest(found[0]).is_handed_over
 
     def needed(self) -> set[str]:
-        """Objects that lie there and the manifest refers to."""
+        """Return the objects that exist and that the manifest refers to."""
         found = self.objects.get(MANIFEST_KEY)
         if found is None:
             return set()
@@ -128,7 +128,7 @@ class Shelf:
         }  # fmt: skip
 
     def _segments(self, partition: ShippedPartition, tails: dict[int, bytes]) -> dict[str, tuple[int, str]]:
-        """What segment files a restore is to have: size and digest; an object that is not there leaves none."""
+        """Return size and digest of the segment files that a restore must have; a missing object leaves no file."""
         files: dict[int, list[bytes]] = {partition.active_base: []}
         for segment in partition.segments:
             files[segment.base_offset] = [self._bytes(stored.key) for stored in segment.log.objects]
@@ -170,13 +170,11 @@ class FaultyBucket:
         self._meanwhile = meanwhile
 
     def get(self, key: str) -> tuple[bytes, str]:
-        """As `Bucket.get`."""
         found: list[tuple[bytes, str]] = []
         self._request(key, READ_FAULTS, lambda: found.append(self._there(key)))
         return found[0]
 
     def get_range(self, key: str, start: int, size_bytes: int) -> bytes:
-        """As `Bucket.get_range`."""
         found: list[bytes] = []
         self._request(key, READ_FAULTS, lambda: found.append(self._there(key)[0][start : start + size_bytes]))
         if len(found[0]) != size_bytes:
@@ -189,12 +187,10 @@ class FaultyBucket:
         return self.shelf.objects[key]
 
     def put(self, key: str, data: Data) -> None:
-        """As `Bucket.put`."""
         copy = bytes(data)
         self._request(key, WRITE_FAULTS, lambda: self.shelf.put(self._who, key, copy))
 
     def compare_and_swap(self, key: str, data: Data, tag: str | None) -> str:
-        """As `Bucket.compare_and_swap`."""
         copy = bytes(data)
         result = self._request(key, SWAP_FAULTS, lambda: self.shelf.compare_and_swap(self._who, key, copy, tag))
         if result is None:
@@ -202,7 +198,6 @@ class FaultyBucket:
         return str(result)
 
     def delete(self, keys: Iterable[str]) -> None:
-        """As `Bucket.delete`."""
         wanted = list(keys)
         half = wanted[: self._rng.randrange(len(wanted) + 1)]
         self._request(
@@ -211,7 +206,6 @@ class FaultyBucket:
         )  # fmt: skip
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        """As `Bucket.list`."""
         found: list[ObjectInfo] = []
 
         def look() -> None:
@@ -227,7 +221,7 @@ class FaultyBucket:
     def _request(
         self, what: str, faults: tuple[str, ...], do: Callable[[], object], half: Callable[[], object] = lambda: None
     ) -> object:
-        """One request; its result. None of a swap that changed nothing."""
+        """Make a request and return its result, which is None for a refused swap."""
         if self.dead:
             raise Died
         if self.is_cut_off and not self.calm:
@@ -267,6 +261,6 @@ class FaultyBucket:
             raise Died
 
     def die(self) -> None:
-        """Whoever sends requests here is gone, right now."""
+        """Kill the sender of this bucket's requests."""
         self.dead = True
         raise Died

@@ -1,4 +1,4 @@
-"""What lies in an object store, read in each of the ways that there are."""
+"""The content of an object store, read in each of the possible ways."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from segmentlog.store import LogStore
 
 
 def open_store(path: Path, clock: FakeClock | None = None) -> LogStore:
-    """As the next process does."""
+    """Open a store as the next process does."""
     return LogStore(path, background=False, fs=NoSyncFileSystem(), clock=clock)
 
 
 def contents(store: LogStore) -> dict[str, dict[int, bytes | None]]:
-    """All values."""
+    """Return all values."""
     return {
         f"{topic}/{log.number}": values_by_offset(log)
         for topic in store.topics() for log in store.topic(topic).partitions()
@@ -30,7 +30,7 @@ def contents(store: LogStore) -> dict[str, dict[int, bytes | None]]:
 
 
 def check(bucket: Bucket, folder: Path, wanted: dict[str, dict[int, bytes | None]]) -> None:
-    """Whoever reads what lies there has all of it, whichever way; and all of it is as the manifest says."""
+    """Check that all ways of reading the object store return everything, and that it matches the manifest."""
     assert not verify(bucket).problems
     restore(bucket, str(folder / "restored"), parallel=0)
     with open_store(folder / "restored") as restored:
@@ -57,5 +57,5 @@ def check(bucket: Bucket, folder: Path, wanted: dict[str, dict[int, bytes | None
 
 
 def decoded(bucket: Bucket) -> Manifest:
-    """What lies there."""
+    """Return the manifest in the object store."""
     return decode_manifest(bucket.get(MANIFEST_KEY)[0])

@@ -34,14 +34,14 @@ class Kept(NamedTuple):
 
 
 class Committing:
-    """What stands for a consumer in a transaction: its positions."""
+    """A stand-in for a consumer in a transaction, with offsets to commit."""
 
     def __init__(self, store: LogStore, now_ms: int) -> None:
         self._store, self._now_ms = store, now_ms
 
     @contextlib.contextmanager
     def committing(self, positions: Mapping[Any, int] | None = None, *, metadata: str = "") -> Iterator[Any]:
-        """As a consumer's."""
+        """Yield the encoded offsets, like a consumer."""
         ids = {tp: self._store.topic(tp.topic).id for tp in positions or {}}
         yield encode("group", positions or {}, ids.__getitem__, metadata=metadata, committed_ms=self._now_ms)
 
@@ -58,7 +58,7 @@ class Trial:
         self.bucket = Memory()
         self.records: dict[TopicPartition, dict[int, Kept]] = {tp: {} for tp in PLACES}
         self.transactions: dict[int, set[tuple[TopicPartition, int]]] = {}
-        """Of each that was committed, its records, but for those that were deleted since."""
+        """Records of each committed transaction, except deleted ones."""
         self._wrote_to: dict[int, set[TopicPartition]] = {}
         self.store = LogStore(folder / "store", background=False, fs=NoSyncFileSystem(), clock=self.clock)
         for name, partitions in (("a", 2), ("b", 1), ("c", 1)):
@@ -66,7 +66,7 @@ class Trial:
         self._producers: list[Producer] = []
 
     def close(self) -> None:
-        """Nothing of it is left open."""
+        """Close the producers and the store."""
         for producer in self._producers:
             producer.close()
         self.store.close()
@@ -78,7 +78,7 @@ class Trial:
     # ------------------------------------------------------------ the history
 
     def run(self, steps: int) -> None:
-        """Do so much, and ship it."""
+        """Do random work in ``steps`` steps, and ship it."""
         self._producers = [self.store.producer(name=f"writer-{number}") for number in range(_WRITERS)]
         shipper = Shipper(self.store._topics, self.bucket, parallel=0)
         self.is_open = False
@@ -87,7 +87,7 @@ class Trial:
             self.rng.choice((self.append, self.append, self.transact, self.transact, self.transact, self.cut))()
             if self.rng.random() < 0.1:
                 shipper.ship()
-        if self.rng.random() < 0.5:  # one that nobody ends
+        if self.rng.random() < 0.5:  # a transaction that stays open
             self._producers[0].begin_transaction()
             self._send(self._producers[0], 0)
             self._producers[0].flush()
@@ -102,7 +102,7 @@ class Trial:
         shipper.close()
 
     def append(self) -> None:
-        """Some records, plain, or as a client of Kafka's sends them."""
+        """Append some records, through the library or as a Kafka client."""
         tp = self.rng.choice(PLACES)
         values = [b"%d" % self.rng.randrange(1 << 40) for _ in range(self.rng.randint(1, 4))]
         log = self.log(tp)
@@ -121,7 +121,7 @@ class Trial:
         return sent
 
     def transact(self) -> None:
-        """A transaction, over some partitions; now and then with positions, or aborted."""
+        """Run a transaction over some partitions; sometimes with offsets, sometimes aborted."""
         producer = self.rng.choice(self._producers)
         number = len(self.transactions) + 1
         self.transactions[number] = set()
@@ -139,7 +139,7 @@ class Trial:
             self._note(sent, number)
 
     def _note(self, sent: list[tuple[TopicPartition, bytes]], number: int) -> None:
-        """Find out where it went: by its values, which are no others'."""
+        """Find the offsets of the sent records by their values, which are unique."""
         wanted = {(tp, value) for tp, value in sent}
         self._wrote_to[number] = {tp for tp, _ in sent}
         for tp in {tp for tp, _ in sent}:
@@ -150,14 +150,14 @@ class Trial:
                         self.transactions[number].add((tp, offset))
 
     def cut(self) -> None:
-        """Of a plain topic: what is lost now is told, and the log begins later."""
+        """Truncate or trim a plain topic; lost records are noted."""
         if self.rng.random() < 0.7:
             return
         tp = self.rng.choice(PLACES)
         log = self.log(tp)
         if self.rng.random() < 0.5:
             log.trim(self.rng.randint(log.log_start_offset, log.last_stable_offset))
-            # Who looks at transactions counts the records that there are.
+            # Checks of transactions count the records that exist.
             for offset in [offset for offset in self.records[tp] if offset < log.log_start_offset]:
                 self._forget(tp, offset)
         elif not any(record.transaction for record in self.records[tp].values()):
@@ -173,7 +173,7 @@ class Trial:
     # ------------------------------------------------------------ restores
 
     def restore_at_random(self, number: int) -> None:
-        """To a time, or to offsets, and see that it is what it should be."""
+        """Restore to a time or to offsets, and check the result."""
         folder = self.folder / f"restored-{number}"
         if self.rng.random() < 0.5:
             times = [one.timestamp for of in self.records.values() for one in of.values()] or [0]
@@ -195,7 +195,7 @@ class Trial:
         self.check(folder, restored, wanted)
 
     def check(self, folder: Path, restored: Restored, wanted: Mapping[TopicPartition, int | None]) -> None:
-        """What a restore of it has to show."""
+        """Check a restored store."""
         damage = [str(finding) for finding in inspect_store(str(folder)) if finding.severity == "damage"]
         assert not damage
         cuts = {TopicPartition(cut.topic, cut.partition): cut.offset for cut in restored.cuts}
@@ -242,7 +242,7 @@ class Trial:
         self, committed: Mapping[TopicPartition, set[int]], cuts: Mapping[TopicPartition, int],
         wanted: Mapping[TopicPartition, int | None],
     ) -> None:  # fmt: skip
-        """What was cut further than was asked for has had its share in a transaction that could not be kept."""
+        """Check that each partition with an earlier cut than requested shared a transaction that could not be kept."""
         hidden = [
             self._wrote_to[number] for number, records in self.transactions.items()
             if not any(offset in committed[tp] for tp, offset in records)
@@ -268,7 +268,7 @@ class Trial:
                     log.check_position(position)
 
     def _was_lost(self, tp: TopicPartition, position: int) -> bool:
-        """Whether a group that stands there has missed something in what was shipped, too: it was truncated."""
+        """Return whether the shipped history also lost a record of a group at this offset: by a truncation."""
         return any(lost.base_offset < position < lost.end_offset for lost in self.log(tp).lost_ranges())
 
     def _check_transactions(

@@ -1,6 +1,6 @@
 """S3 servers for tests, on free ports of this machine: moto's, from PyPI, and Versity's gateway, which Go builds.
 
-Of moto's one request is answered at a time: it looks and puts in two steps. The gateway looks and puts in one, verifies
+Moto answers one request at a time, because it checks and puts in two steps. The gateway does both in one step, verifies
 signatures, and keeps objects as files.
 """
 
@@ -26,7 +26,7 @@ BUCKET = "bucket"
 REGION = "eu-central-1"
 KEY_ID = "AKIA7PLANTEDKEYID000"
 OTHER_KEY_ID = "ASIAPLANTEDKEYID0001"
-"""As an instance's role gives them: nobody has told us."""
+"""Keys as an instance's role provides them: the test configures them nowhere."""
 SECRET = "planted/secret+access=key"
 _MOTO = """
 import sys
@@ -40,13 +40,13 @@ _VERSITYGW = Path(__file__).with_name("versitygw.txt")
 
 
 class S3Server(NamedTuple):
-    """Where one listens; whoever has ``KEY_ID`` and ``SECRET`` may do everything."""
+    """The endpoint of a server; ``KEY_ID`` and ``SECRET`` may do everything."""
 
     endpoint: str
 
     @property
     def options(self) -> dict[str, Any]:
-        """What obstore has to be told."""
+        """Options for obstore."""
         return {
             "endpoint": self.endpoint, "region": REGION, "access_key_id": KEY_ID, "secret_access_key": SECRET,
             "client_options": {"allow_http": True},
@@ -54,7 +54,7 @@ class S3Server(NamedTuple):
 
     @property
     def environment(self) -> dict[str, str]:
-        """The same, as users say it."""
+        """The same options as environment variables."""
         return {
             "AWS_ENDPOINT_URL": self.endpoint, "AWS_REGION": REGION, "AWS_ACCESS_KEY_ID": KEY_ID,
             "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_ALLOW_HTTP": "true",

@@ -21,10 +21,10 @@ PARTITIONS = 3
 
 
 def append_for_ever(store: LogStore, url: str, rng: random.Random, life: str) -> None:
-    """All sorts of appends, and transactions over all partitions."""
+    """Append in all ways, and run transactions over all partitions, until killed."""
     if "t" not in store.topics():
         store.create_topic("t", PARTITIONS, segment_bytes=30_000, remote_storage_enable=True, local_retention_ms=0)
-        store.ship(url)  # or whoever takes over makes another topic of the name, with offsets of its own
+        store.ship(url)  # otherwise a takeover creates another topic of the name, with its own offsets
     topic = store.topic("t")
     producer = store.producer(name="p", ack="shipped")
     number = 0
@@ -44,20 +44,20 @@ def append_for_ever(store: LogStore, url: str, rng: random.Random, life: str) ->
 
 
 def say(what: Any) -> None:
-    """A line at once: what was said before the kill was so."""
+    """Print a line at once: every printed line was true before a kill."""
     sys.stdout.write(json.dumps(what) + "\n")
     sys.stdout.flush()
 
 
 def main() -> int:
-    """3 where the store is somebody else's by now."""
+    """Return 3 if another machine owns the store by now."""
     folder, url, seed, life = sys.argv[1:]
     rng = random.Random(f"{seed}/{life}")
     multipart.PART_BYTES = rng.choice((8_000, multipart.PART_BYTES))  # type: ignore[misc]
     with segmentlog.open(folder, ship=url, ship_interval_ms=rng.choice((5, 50, 1000))) as store:
         say("open")
         try:
-            store.ship(url)  # who has taken over has no offsets before
+            store.ship(url)  # a new owner has no offsets before this
             append_for_ever(store, url, rng, life)
         except (StoreFenced, TransactionAborted) as error:
             if not isinstance(error, StoreFenced) and not isinstance(error.__cause__, StoreFenced):

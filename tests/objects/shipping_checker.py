@@ -1,26 +1,27 @@
-"""What machines that ship a store, restore it and take it over may have seen: a checker of what shipping promises.
+"""Check the guarantees of shipping against the events of machines that ship, restore and take over a store.
 
-Every machine writes down what it did, the object store what took effect there, in one order. Nothing else is asked.
+Every machine records its actions, and the object store records its changes, in one order. The check uses only these
+events.
 
     ["owns", machine, epoch]                                it is bound as the owner of that epoch
     ["held", machine, place, base, [digest, ...]]           segment files as they were, up to the end of each batch
     ["appended", machine, place, [[offset, record], ...]]
     ["read", who, place, [[offset, record], ...]]
-    ["shipped", machine, place, offset, durable]            its state page says so, and what is on disk
+    ["shipped", machine, place, offset, durable]            according to its state page, and the durable offset
     ["gives up", machine, place, how, from, to]             about to "trim" or to "truncate"
     ["deletes", machine, topic]
-    ["fenced", machine]                                     it was told so
+    ["fenced", machine]                                     it got the error
     ["ends", machine, number, verdict, [[place, offset], ...], place]    a transaction, and where it commits a position
-    ["commits", machine, place, offset]                     a position outside of transactions, of what is on disk
+    ["commits", machine, place, offset]                     a position outside of transactions, before a durable record
     ["put", who, key, digest], ["deleted", who, ms, [key, ...]]
     ["manifest", who, ms, nonce, epoch, {place: entry}, [key, ...], {key: condemned since},
                                                             is handed over]
     ["restores", label], ["refused", label, why]
-    ["restored", label, nonce, {place: {base: [size, digest]}}]          as the files lie there
+    ["restored", label, nonce, {place: {base: [size, digest]}}]          the restored files
     ["found", label, how, {place: content}, [[place, offset, number], ...]]   how: "restore", "takeover" or "restart"
     ["followed", who, nonce, {place: {base: [size, digest]}}, {place: content}, positions]    "": it failed half way
-    ["set aside", machine, {place: [from, [[offset, record], ...]]}]    what its folder contains that was not shipped
-    ["error", who, text]                                    what should not have happened
+    ["set aside", machine, {place: [from, [[offset, record], ...]]}]    records of its folder that were not shipped
+    ["error", who, text]                                    a failure that must not happen
 
 A place is "<topic id>/<partition>", a record "<number>/<key>", with "@<timestamp>" where it was read. An entry of a
 manifest has "start", "end", "ceiling" and "segments" (as restored); contents have "start", "end", "batches", "records",
@@ -57,9 +58,9 @@ class Machine(msgspec.Struct):
     epoch: int = 0
     is_fenced: bool = False
     content: dict[Place, dict[int, str]] = {}
-    """What is in its logs, by offset."""
+    """Records in its logs, by offset."""
     resumed: dict[Place, int] = {}
-    """Where its logs went on when it took over."""
+    """Offsets at which its logs resumed when it took over."""
     shipped: dict[Place, int] = {}
 
 
@@ -100,7 +101,7 @@ class Checker:
         """By label: the last manifest that was followed."""
 
     def check(self, events: Iterable[Event]) -> list[str]:
-        """All that is wrong with a history."""
+        """Return all violations in a history."""
         for kind, *rest in events:
             self.wrong += getattr(self, f"_on_{kind.replace(' ', '_')}")(*rest) or ()
         for who, place, base, digest in self._unseen:  # it may have been shipped before it was written down
@@ -136,7 +137,7 @@ class Checker:
         return [ceiling for of, ceiling in self._promised.get(place, {}).items() if of <= epoch]
 
     def _name(self, who: str, place: Place, offset: int, record: str) -> Iterator[str]:
-        """An offset names one record, for whoever was given it, and whoever reads it."""
+        """Yield each offset that names two records, for any process that appended or read it."""
         name, _, timestamp = record.partition("@")
         for what, known in ((name, self._records), (timestamp, self._timestamps)):
             before = known.setdefault((place, offset), what) if what else what
@@ -165,7 +166,7 @@ class Checker:
             yield f"lost: {who} says that {place} is shipped up to {end}, and nothing ever was"
 
     def _covered(self, place: Place, offsets: Iterable[int], why: str) -> Iterator[str]:
-        """What is acknowledged is in the manifest that is there now."""
+        """Yield each acknowledged record that the current manifest lacks."""
         if place.partition("/")[0] in self._deleted_topics:
             return
         entry = list(self._manifests.values())[-1].get(place)
@@ -267,7 +268,7 @@ class Checker:
             yield from self._covered(place, offsets, f"it was shipped, and the manifest that {who} put has it no more")
 
     def _handed_over(self, who: str, entries: dict[Place, dict[str, Any]]) -> Iterator[str]:
-        """Whatever the owner has appended is in the object store, and the next owner must have it."""
+        """Note that all records of the owner are in the object store, so that the next owner must have them."""
         for place, entry in entries.items():
             if entry["ceiling"] != entry["end"]:
                 yield f"gap: {who} hands over {place} up to {entry['end']}, and promises {entry['ceiling']}"
@@ -329,7 +330,7 @@ class Checker:
         self, who: str, nonce: str, files: dict[Place, dict[str, Any]], contents: dict[Place, dict[str, Any]],
         positions: list[tuple[Place, int, int]],
     ) -> Iterator[str]:  # fmt: skip
-        """What is shown is what was shipped, and nothing of what nobody has committed."""
+        """Yield each shown record that was not shipped, or not committed."""
         aborted = {
             spot
             for one in self._transactions.values()
@@ -360,7 +361,7 @@ class Checker:
                 yield f"bytes: {place} of {who} is not shown from {entry['start']} to {entry['end']}"
 
     def _gaps(self, label: str, place: Place, content: dict[str, Any]) -> Iterator[str]:
-        """Whatever has no record is told to be lost; or newer ones have taken its place."""
+        """Yield each gap that neither a lost range nor compaction explains."""
         if place.partition("/")[0] in self._compacted:
             return
         reached = content["start"]
@@ -373,7 +374,7 @@ class Checker:
             reached = max(reached, following)
 
     def _missing(self, label: str, contents: dict[Place, dict[str, Any]]) -> Iterator[str]:
-        """What was acknowledged before is there."""
+        """Yield each record that was acknowledged before, and is missing."""
         records = {place: dict(content["records"]) for place, content in contents.items()}
         last: dict[tuple[Place, str], int] = {}
         for place, found in records.items():
@@ -389,7 +390,7 @@ class Checker:
             yield f"lost: {record} at offset {offset} of {place} was shipped, and {label} does not have it"
 
     def _torn(self, label: str, contents: dict[Place, dict[str, Any]], visible: set[Spot]) -> Iterator[str]:
-        """All of a transaction or none of it; nothing of one that was aborted."""
+        """Yield each transaction that is shown in part, or although it was aborted."""
         for number, one in self._transactions.items():
             if any(place in self._truncated for place, _ in one.spots):
                 continue
@@ -405,7 +406,7 @@ class Checker:
         return spot[0] not in contents or spot[1] >= contents[spot[0]]["start"]
 
     def _positions(self, label: str, positions: list[tuple[Place, int, int]], visible: set[Spot]) -> Iterator[str]:
-        """No position is of what is not there, nor older than what was committed with it."""
+        """Yield each committed offset after the log's end, and each that is older than its transaction."""
         for place, offset, number in positions:
             entry = self._restored.get(label, {}).get(place)
             if place in self._truncated or entry is None:

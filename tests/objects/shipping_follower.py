@@ -1,4 +1,4 @@
-"""Who follows a store in `shipping_trial`: its turns fail and are killed, and readers stand amid its logs."""
+"""Followers of a store in `shipping_trial`: their cycles fail and are killed, and readers read within their logs."""
 
 from __future__ import annotations
 
@@ -115,14 +115,14 @@ class RecordWaiter:
         return store
 
     def kill(self) -> None:
-        """The process is gone that keeps it up."""
+        """Kill the process that refreshes the replica."""
         if self._replica is not None:
             with suppress(Died):
                 self._replica.close()
             self._replica = None
 
     def close(self) -> None:
-        """All of it ends."""
+        """End everything, and delete the folder."""
         self.kill()
         self._reading = None
         if self._store is not None:
@@ -165,7 +165,7 @@ class RecordWaiter:
         return content_of(log) | {"visible": visible_in(log)}
 
     def _read_on(self) -> None:
-        """A reader goes on that stands somewhere since the last turn, or one before."""
+        """Continue a reader that began before the last cycle."""
         trial, store = self._trial, self._store
         assert store is not None
         if self._reading is None:
@@ -199,7 +199,7 @@ class RecordWaiter:
 
 
 class Visitor(RecordWaiter):
-    """Who reads it from where it lies, with little room here: blocks of some bytes, and files are put aside often."""
+    """A reader of the object store with a small cache: blocks of some bytes, so that blocks are often evicted."""
 
     label = "visitor"
 
@@ -249,7 +249,7 @@ class Visitor(RecordWaiter):
         )
 
     def kill(self) -> None:
-        """The process is gone, and with it all that was here."""
+        """Kill the process; its cache is gone."""
         self._reading = None
         if self._store is not None:
             self._store.close()

@@ -32,7 +32,7 @@ MakeShipper = Callable[..., Shipper]
 
 
 class Position(NamedTuple):
-    """What a transaction commits beside its records, as a consumer would: for `Producer.commit_offsets`."""
+    """An offset that a transaction commits with its records, as a consumer would: for `Producer.commit_offsets`."""
 
     group: str
     where: TopicPartition
@@ -48,7 +48,7 @@ class Position(NamedTuple):
 
 
 class OpenTransaction(NamedTuple):
-    """One that goes on."""
+    """A transaction that is not decided yet."""
 
     producer: Producer
     spots: list[tuple[str, int]]
@@ -84,7 +84,7 @@ class Machine:
         )
 
     def open(self) -> None:
-        """Both processes begin."""
+        """Start both processes."""
         self.store = self._open_store()
         self._shipping = self._open_store() if self._apart else self.store
         self._new_shipper()
@@ -94,12 +94,12 @@ class Machine:
         self.shipper = self._make_shipper(self._shipping._topics, self.bucket)
 
     def kill_shipper(self) -> None:
-        """It is gone, and its lock is free."""
+        """End the shipping process, which frees its lock, and start another one."""
         self.shipper.close()
         self._new_shipper()
 
     def close(self) -> None:
-        """Both processes end; what of transactions is open nobody goes on with."""
+        """End both processes; open transactions are abandoned."""
         for one in self.transactions:
             with suppress(SegmentlogError):  # it is fenced, or may not append now
                 one.producer.close()
@@ -109,7 +109,7 @@ class Machine:
             store.close()
 
     def power_cut(self, rng: random.Random) -> None:
-        """The machine begins anew: what was not on disk may be gone, and what all processes shared is."""
+        """Restart the machine: unsynced bytes may be gone, and the state that processes share is gone."""
         cuts: dict[str, int] = {}
         for _, log in self._logs(internal=True):
             page = log.handle.page
@@ -155,7 +155,7 @@ class Machine:
 
     @property
     def epoch(self) -> int:
-        """Of the owner that it is bound as; 0 when it is not."""
+        """Epoch of the owner that the machine is bound as; 0 if it is not bound."""
         binding = read_binding(NoSyncFileSystem(), str(self.path))
         return 0 if binding is None else binding.owner_epoch
 
@@ -163,7 +163,7 @@ class Machine:
         return logs_of(self.store, internal=internal)
 
     def logs(self) -> list[Partition]:
-        """Of users' topics."""
+        """Return the partitions of users' topics."""
         return [log for _, log in self._logs()]
 
     def observe(self) -> None:
@@ -187,7 +187,7 @@ class Machine:
                 self._note("shipped", self.label, place, shipped, log.durable_offset)
 
     def _bytes_of(self, segment: SegmentInfo) -> bytes | None:
-        """What a segment file holds, here or in the object store; None where that is gone, and may be."""
+        """Return the bytes of a segment file, local or remote; None if they are gone and may be."""
         if not segment.remote:
             return Path(segment.path).read_bytes()[: segment.size_bytes]
         shelf = self.bucket.shelf
@@ -223,7 +223,7 @@ def prefixes(data: bytes) -> list[str]:
 
 
 def segment_files(path: Path, topic_ids: dict[str, str]) -> dict[str, dict[str, tuple[int, str]]]:
-    """Size and digest of the segment files of a store that nobody has opened; ``topic_ids`` by name."""
+    """Return size and digest of the segment files of a store that was not opened yet; ``topic_ids`` by name."""
     found: dict[str, dict[str, tuple[int, str]]] = {}
     for name, topic_id in topic_ids.items():
         for folder in (path / name).iterdir():
@@ -236,13 +236,13 @@ def segment_files(path: Path, topic_ids: dict[str, str]) -> dict[str, dict[str, 
 
 
 def name_of(record: Record) -> str:
-    """As the history has it."""
+    """Return the record as the history names it."""
     number, key, _ = (record.value or b"").split(b"/", 2)
     return f"{number.decode()}/{key.decode()}@{record.timestamp}"
 
 
 def content_of(log: Partition) -> dict[str, Any]:
-    """All that a log has to show."""
+    """Return everything that a log shows."""
     records, batches = [], []
     for batch in log.read(log.log_start_offset, control=True):
         batches.append((batch.base_offset, batch.next_offset))
@@ -260,7 +260,7 @@ def visible_in(log: Partition) -> list[int]:
 
 
 def positions_of(store: LogStore) -> list[tuple[str, int, int]]:
-    """What groups have committed: place, offset, number of the transaction."""
+    """Return the committed offsets of groups: place, offset, number of the transaction."""
     return [
         (f"{where.topic_id}/{where.partition}", one.offset, int(one.metadata or 0))
         for group in store.group_offsets.groups_with_any_offset()

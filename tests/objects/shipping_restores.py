@@ -48,12 +48,10 @@ class DamagedBucket:
         self._data = rng.choice((flipped, flipped, data[:at], data + b"0", other))
 
     def get(self, key: str) -> tuple[bytes, str]:
-        """As `Bucket.get`."""
         data, tag = self._bucket.get(key)
         return (self._data if key == self.key else data), tag
 
     def get_range(self, key: str, start: int, size_bytes: int) -> bytes:
-        """As `Bucket.get_range`."""
         data = self.get(key)[0][start : start + size_bytes]
         if len(data) != size_bytes:
             raise ObjectStoreError(self.url, key, "it ends too early", False)
@@ -61,13 +59,13 @@ class DamagedBucket:
 
 
 class Restores:
-    """Of one trial."""
+    """The restores of one trial."""
 
     def __init__(self, trial: Trial) -> None:
         self._trial = trial
 
     def content(self, log: Partition) -> dict[str, Any]:
-        """All that a log has to show."""
+        """Return everything that a log shows."""
         return content_of(log)
 
     def note_found(self, label: str, how: str, store: LogStore, *, finish: bool = False) -> None:
@@ -84,7 +82,7 @@ class Restores:
         self._trial.note("found", label, how, contents, positions)
 
     def note_restored(self, label: str, restored: Restored) -> None:
-        """Write down which files there are, before anybody opens them, and what is wrong with them."""
+        """Record the restored files before any process opens them, and their damage."""
         trial = self._trial
         path = trial.folder / label
         ids = {topic.name: topic.id for topic in restored.manifest.topics}
@@ -97,7 +95,7 @@ class Restores:
     # ------------------------------------------------------------ restores
 
     def restore(self, *, calm: bool = False) -> None:
-        """Somebody restores it, as often as it takes, and goes on with what there is."""
+        """Restore the store, with retries, and continue in the result."""
         trial = self._trial
         label = f"restored-{trial.next_number()}"
         trial.note("restores", label)
@@ -110,7 +108,7 @@ class Restores:
         shutil.rmtree(trial.folder / label)
 
     def _persist(self, label: str, bring: Any, *, calm: bool = False) -> Restored | None:
-        """Try until it is done; None when there is nothing, or it was refused, or given up."""
+        """Retry until it is done; None if there is no manifest, or it was refused or given up."""
         trial = self._trial
         path = trial.folder / label
         for attempt in range(_TRIES):
@@ -133,7 +131,7 @@ class Restores:
         return None
 
     def _go_on(self, label: str) -> None:
-        """What was restored is a store like any other: of its own, when it is shipped somewhere else."""
+        """Use the restored store as an independent one, which is shipped to another place."""
         trial = self._trial
         with LogStore(trial.folder / label, background=False, fs=NoSyncFileSystem(), clock=trial.clock) as store:
             self.note_found(label, "restore", store, finish=True)
@@ -145,7 +143,7 @@ class Restores:
                     trial.note("error", label, f"{log} takes no records: {error}")
 
     def restore_damaged(self) -> None:
-        """One of the objects is damaged: either nobody needs it, or the restore is refused."""
+        """Damage one object and restore: the object is not needed, or the restore is refused."""
         trial = self._trial
         if MANIFEST_KEY not in trial.shelf.objects:
             return
@@ -168,7 +166,7 @@ class Restores:
     # ------------------------------------------------------------ takeovers
 
     def take_over(self, *, calm: bool = False) -> None:
-        """Another machine does, as often as it takes, or gives up; whoever has it now is told nothing."""
+        """Take over on another machine, with retries or until it gives up; the current owner gets no message."""
         trial = self._trial
         label = f"taken-over-{trial.next_number()}"
         gives_up = not calm and trial.rng.random() < 0.15

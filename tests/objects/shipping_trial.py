@@ -1,6 +1,6 @@
-"""One seeded life of a store that is shipped: what its machines do, while requests fail and processes are killed.
+"""A seeded life of a store that is shipped: its machines work while requests fail and processes are killed.
 
-All that happens is written down for `shipping_checker`; nothing is judged here, but that nobody is stuck in the end.
+Events are recorded for `shipping_checker`. The trial itself only checks that all machines can continue in the end.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _SELDOM = {
     "follow": 8, "kill follower": 1,
 }  # fmt: skip
 _ALONE = {"kill": 2, "restart": 2, "power cut": 2}
-"""What cannot happen to a machine in the middle of its own shipping, but by its death."""
+"""Steps that cannot happen to a machine during its own shipping, except by its death."""
 KINDS = (*_OFTEN, *_SELDOM, *_ALONE)
 
 
@@ -72,7 +72,7 @@ def make_shipper(topics: Topics, *args: Any, **options: Any) -> Shipper:
 
 
 class Trial:
-    """``seen`` counts what was tried, over all trials. ``often``: steps that happen so often, not as they do else."""
+    """``seen`` counts the steps of all trials. ``often`` replaces the weights of steps."""
 
     def __init__(
         self,
@@ -92,10 +92,10 @@ class Trial:
         self.shelf = Shelf(self.clock, self.note)
         self.compacted: set[str] = set()
         self.machines: list[Machine] = []
-        """The one that took over last is the last."""
+        """The machines; the last one took over last."""
         self._new_shipper = new_shipper
         self._busy = {**_OFTEN, **_SELDOM, **often}
-        """What happens, and how often."""
+        """Steps and their weights."""
         self._number = 0
         self._depth = 0
         self._restores = Restores(self)
@@ -108,7 +108,7 @@ class Trial:
             seen["tiered"] += 1
             self._topic |= {"remote_storage_enable": True, "local_retention_ms": draws.choice((0, 0, 300))}
         self._reading = FaultyBucket("reader", self.shelf, draws, seen)
-        """By which stores read what lies there alone: nobody dies of it, and it fails where a user is told."""
+        """The bucket that stores read from: its faults never kill the reader, and come only within `_failing_reads`."""
         self._reading.calm = True
         self._waits_for_uploads = self.rng.random() < 0.2
         seen["sealed pieces wait"] += self._waits_for_uploads
@@ -123,12 +123,12 @@ class Trial:
         self.events.append([kind, *rest])
 
     def next_number(self) -> int:
-        """One that nothing else has."""
+        """Return a number that is not in use."""
         self._number += 1
         return self._number
 
     def run(self, steps: int) -> None:
-        """So many steps, and a last look. Raises `Broken`."""
+        """Run ``steps`` steps, and check the end. Raises `Broken`."""
         try:
             with self._deterministic():
                 self._begin()
@@ -147,7 +147,7 @@ class Trial:
 
     @contextmanager
     def _deterministic(self) -> Iterator[None]:
-        """Within, nothing is drawn but from the seed, nobody waits, and others go on while a shipper looks."""
+        """Draw everything from the seed, replace waiting, and let other machines work during scans of a shipper."""
         draws = random.Random(self.rng.random())
         real = LocalPartition.snapshot
 
@@ -194,22 +194,22 @@ class Trial:
 
     @property
     def owner(self) -> Machine:
-        """Who took over last, as far as that came to its end."""
+        """The machine that completed the last takeover."""
         return self.machines[-1]
 
     def new_bucket(self, label: str) -> FaultyBucket:
-        """For one process."""
+        """Return a bucket for one process."""
         return FaultyBucket(label, self.shelf, self.rng, self.seen, self.meanwhile)
 
     def machine(self, label: str) -> Machine:
-        """With the store that lies in the folder of that name."""
+        """Return a machine with the store in the folder of that name."""
         return Machine(
             label, self.folder / label, self.clock, self.note, lambda: self.new_bucket(label), self._new_shipper,
             apart=self.rng.random() < 0.3,
         )  # fmt: skip
 
     def _begin(self) -> None:
-        """A store, and seldom another one that is to be shipped to the same place: whichever comes first has it."""
+        """Create a store, and seldom a rival that is shipped to the same place: the first one owns the place."""
         made = [self.machine("m1"), *([self.machine("rival")] if self.rng.random() < 0.15 else [])]
         self.machines += made
         for machine in made:
@@ -234,7 +234,7 @@ class Trial:
     # ------------------------------------------------------------ steps
 
     def meanwhile(self) -> None:
-        """What others do while somebody waits for an answer."""
+        """Let others work while a process waits for an answer."""
         if self._depth:
             return
         self._depth += 1
@@ -243,7 +243,7 @@ class Trial:
         self._depth -= 1
 
     def step(self, weights: dict[str, int]) -> None:
-        """Something happens."""
+        """Do one random step."""
         (kind,) = self.rng.choices(list(weights), list(weights.values()))
         machine = self.owner
         if len(self.machines) > 1 and self.rng.random() < 0.2:
@@ -289,7 +289,7 @@ class Trial:
 
     @contextmanager
     def _failing_reads(self) -> Iterator[None]:
-        """Within, what lies in the object store alone may not come."""
+        """Let reads from the object store fail."""
         self._reading.calm = False
         try:
             yield
@@ -442,7 +442,7 @@ class Trial:
         self._restores.note_found(machine.label, "restart", machine.store)
 
     def _second_shipper(self, machine: Machine) -> None:
-        """Another process is told to ship the same store: it waits, as long as the first one is there."""
+        """Start another shipping process for the same store: it waits as long as the first one runs."""
         second = self._new_shipper(machine.store._topics, self.new_bucket(machine.label))
         is_first = not machine.shipper.is_owner and not machine.is_busy
         try:
@@ -457,7 +457,7 @@ class Trial:
         self.note("owns", machine.label, machine.epoch)
 
     def _copy(self, machine: Machine) -> None:
-        """Somebody copies the folder of a store that is shipped, and ships the copy."""
+        """Copy the folder of a shipped store, and ship the copy."""
         if not machine.epoch:
             return
         label = f"copy-{self.next_number()}"
@@ -519,12 +519,12 @@ class Trial:
     # ------------------------------------------------------------ in the end
 
     def _end(self) -> None:
-        """Once nothing fails any more all is shipped, everybody who was taken over finds out, and rubbish goes."""
+        """End the failures: everything is shipped, every former owner is fenced, and rubbish is deleted."""
         self._depth = 1
         self.shelf.arrive(self.rng, self.seen, everything=True)
         for machine in self.machines:
             machine.bucket.calm = True
-        if self.shelf.owner_epoch() > self.owner.epoch:  # somebody began to take over, and never came back
+        if self.shelf.owner_epoch() > self.owner.epoch:  # a takeover began, and its machine never came back
             self._restores.take_over(calm=True)
         owner = self.owner
         owner.bucket.calm = True
@@ -592,5 +592,5 @@ class Trial:
 
 
 def rounds_of(name: str, default: int) -> int:
-    """How many rounds are asked for."""
+    """Return the requested number of rounds."""
     return int(os.environ.get(name, str(default)))

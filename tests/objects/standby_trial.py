@@ -34,7 +34,7 @@ _WITHOUT_OWNER = frozenset(
     {*STANDBY_KINDS, "gc", "restore", "damaged restore", "takeover", "follow", "kill follower"}
     - {"owner dies", "cut off"}
 )
-"""What can happen while the machine is dead that it would happen to."""
+"""Steps that can happen while the owner's machine is dead."""
 _STANDBYS_MAX = 3
 _CYCLES_MAX = 1000
 
@@ -51,13 +51,13 @@ class StandbyTrial(Trial):
         return self._new_shipper(topics, bucket)
 
     def machine(self, label: str) -> Machine:
-        """As `Trial.machine`, with the address of its server."""
+        """Create a machine like `Trial.machine`, with the address of its server."""
         machine = super().machine(label)
         name_server(machine.path, label)
         return machine
 
     def run(self, steps: int) -> None:
-        """As `Trial.run`."""
+        """Run the trial like `Trial.run`, and close the standbys."""
         try:
             super().run(steps)
         finally:
@@ -113,13 +113,13 @@ class StandbyTrial(Trial):
             standby.kill()
 
     def _lose_standby(self, machine: Machine) -> None:
-        """Its machine never comes back, with all that it has begun."""
+        """Remove a standby for good, with all that it has begun."""
         for standby in self._idle():
             standby.close()
             self.standbys.remove(standby)
 
     def _idle(self) -> list[StandbyMachine]:
-        """One of those that are not in the middle of a cycle, or none."""
+        """Return a standby that is not within a cycle, if there is one."""
         idle = [standby for standby in self.standbys if not standby.is_busy]
         return [self.rng.choice(idle)] if idle else []
 
@@ -137,7 +137,7 @@ class StandbyTrial(Trial):
         machine.is_dead = True
 
     def _owner_returns(self, machine: Machine) -> None:
-        """Its server was started again; if it is a former owner, it may also return as a standby."""
+        """Start the owner's server again; a former owner may also return as a standby."""
         if machine.is_dead:
             machine.open()
             machine.is_dead = False
@@ -213,7 +213,7 @@ class StandbyTrial(Trial):
                         return
                 self._owner_dies(machine)
         if not decode_manifest(self.shelf.objects[MANIFEST_KEY][0]).owner.nodes:
-            self.seen["owner without a server"] += 1  # somebody took over by hand: no standby takes over by itself
+            self.seen["owner without a server"] += 1  # after a manual takeover, no standby takes over by itself
             return
         for cycle in range(_CYCLES_MAX):
             for standby in list(self.standbys):

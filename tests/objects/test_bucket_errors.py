@@ -1,4 +1,4 @@
-"""What an object store's failures come to: errors that say what, where and whether to try again, and no secrets."""
+"""Failures of an object store become errors that say what failed, where, and whether to retry, without secrets."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ CALLS: dict[str, Call] = {
 
 
 def patience(fault: Fault) -> str:
-    """How long a client waits for an answer: briefly where none comes, else longer than a busy machine needs."""
+    """Return the timeout of a client: short if no answer comes, otherwise longer than a busy machine needs."""
     return "300ms" if fault is silent else "60s"
 
 
@@ -112,7 +112,7 @@ def failure(call: Call, bucket: CloudBucket) -> ObjectStoreError:
 
 
 def assert_no_secret(error: BaseException, *more: str) -> None:
-    """In nothing that anybody may print of it."""
+    """Check that no output of the error contains a secret."""
     printed = "".join(traceback.format_exception(error))
     for text in (str(error), repr(error), repr(error.args), repr(vars(error)), printed, *more):
         for secret in PLANTED:
@@ -124,7 +124,7 @@ def assert_no_secret(error: BaseException, *more: str) -> None:
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_a_bucket_that_is_not_there_is_told(real: S3Server, call: Call) -> None:
-    """It is not taken for a missing object, or for a place where nothing lies yet; another try does not help."""
+    """The error is not that of a missing object or an empty store; a retry does not help."""
     bucket = CloudBucket("s3://nowhere/place", **(real.options | {"retry_config": QUICK}))
     with disconnected():
         error = failure(call, bucket)
@@ -136,7 +136,7 @@ def test_a_bucket_that_is_not_there_is_told(real: S3Server, call: Call) -> None:
 @pytest.mark.long  # the set-up builds the server
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_who_may_not_is_told(tmp_path_factory: pytest.TempPathFactory, call: Call) -> None:
-    """Of a server that verifies signatures; another try does not help, and the secret is in no word of it."""
+    """A server that verifies signatures refuses: a retry does not help, and the error does not contain the secret."""
     with served("versitygw", tmp_path_factory.mktemp("server")) as server, disconnected():
         bucket = cloud(server, secret_access_key=f"{SECRET} but wrong", retry_config=QUICK)
         error = failure(call, bucket)
@@ -146,7 +146,7 @@ def test_who_may_not_is_told(tmp_path_factory: pytest.TempPathFactory, call: Cal
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_a_server_that_is_gone_is_told(call: Call) -> None:
-    """Where it should be, and that it may be back."""
+    """The error names the address, and that a later attempt may succeed."""
     port = free_ports()
     error = failure(call, cloud(S3Server(f"http://127.0.0.1:{port}"), retry_config=QUICK))
     assert f"127.0.0.1:{port}" in error.why
@@ -155,7 +155,7 @@ def test_a_server_that_is_gone_is_told(call: Call) -> None:
 
 
 def test_no_such_host_is_told() -> None:
-    """In words, and not as an error of a request."""
+    """The error says in words that the host is unknown."""
     error = failure(CALLS["get"], cloud(S3Server("http://nowhere.invalid"), retry_config=QUICK))
     assert "the host name is unknown" in error.why
 
@@ -168,7 +168,7 @@ def test_no_such_host_is_told() -> None:
 def test_a_server_that_fails_for_a_moment_is_asked_again(
     failing: FailingS3, bucket: CloudBucket, name: str, status: int
 ) -> None:
-    """And nobody hears of it."""
+    """The retry succeeds silently."""
     if name == "get":
         bucket.put("a/key", b"there")
     failing.asked.clear()
@@ -180,7 +180,7 @@ def test_a_server_that_fails_for_a_moment_is_asked_again(
 
 @pytest.mark.parametrize("name", ["get", "get_range", "put", "swap, create", "swap, update"])
 def test_a_server_that_goes_on_failing_is_told(failing: FailingS3, bucket: CloudBucket, name: str) -> None:
-    """After so many tries; another may help later."""
+    """The call fails after its retries; a later call may succeed."""
     failing.always = refused(503, "SlowDown", "Please reduce your request rate.")
     error = failure(CALLS[name], bucket)
     assert error.what == "a/key"
@@ -208,7 +208,7 @@ def test_a_server_that_goes_on_failing_is_told(failing: FailingS3, bucket: Cloud
 def test_it_is_told_whether_another_try_may_help(
     failing: FailingS3, name: str, fault: Fault, retriable: bool, said: str
 ) -> None:
-    """Not where the same answer is to be expected."""
+    """If the same answer is to be expected, the error says that a retry is useless."""
     bucket = cloud(failing.server, retry_config=QUICK, client_options={"timeout": patience(fault)})
     failing.always = fault
     error = failure(CALLS[name], bucket)
@@ -216,13 +216,13 @@ def test_it_is_told_whether_another_try_may_help(
 
 
 def test_a_put_that_meets_nothing_is_no_missing_object(failing: FailingS3, bucket: CloudBucket) -> None:
-    """There are servers that say so of a bucket, or of who asks."""
+    """Some servers answer so if the bucket is missing, or if the client may not see it."""
     failing.always = refused(404, "NoSuchKey")
     assert not failure(CALLS["put"], bucket).retriable
 
 
 def test_a_store_that_minds_deleting_what_is_gone_deletes_the_others(tmp_path: Path) -> None:
-    """As some do, and obstore's own for files."""
+    """Some object stores raise for a missing object, also obstore's for local files."""
     bucket = CloudBucket(f"file://{tmp_path}")
     for name in ("a", "b", "c"):
         bucket.put(name, b"x")
@@ -231,7 +231,7 @@ def test_a_store_that_minds_deleting_what_is_gone_deletes_the_others(tmp_path: P
 
 
 def test_a_download_that_is_cut_goes_on(failing: FailingS3, bucket: CloudBucket) -> None:
-    """Whatever part it is of; and where it is cut for ever that is told."""
+    """A cut at any part is retried; if every download is cut, the error says so."""
     data = os.urandom((8 << 20) + 100_000)
     bucket.put("small", data[:100_000])
     failing.objects[f"/{BUCKET}/place/large"] = data
@@ -277,7 +277,7 @@ def test_a_large_object_that_changes_while_it_is_read_is_no_mixture(failing: Fai
 
 
 def test_a_swap_whose_answer_is_lost_is_not_taken_for_done(failing: FailingS3, bucket: CloudBucket) -> None:
-    """It raises, though it took effect: who swaps looks at what lies there then."""
+    """The swap raises although it took effect: the caller must read the object."""
     tag = bucket.compare_and_swap("m", b"1", None)
     failing.faults = [lost] * TRIES
     with pytest.raises(ObjectStoreError):
@@ -300,7 +300,7 @@ def test_a_swap_that_was_done_and_answered_with_an_error_is_refused_the_second_t
     "fault", [lost, refused_though_done(500, "InternalError"), refused(503, "SlowDown"), cut, silent]
 )
 def test_shipping_finds_out_what_became_of_a_put(tmp_path: Path, failing: FailingS3, fault: Fault) -> None:
-    """Whatever request it was that failed, and in whichever way: the next turn ships, and a restore has all of it."""
+    """After any failed request, with any fault, the next cycle ships everything, and a restore has it."""
     options = {"retry_config": {"max_retries": 0}, "client_options": {"timeout": patience(fault)}}
     bucket = cloud(failing.server, **options)
     for number in range(3):
@@ -338,7 +338,7 @@ def until_shipped(shipper: Shipper, log: Partition, offset: int) -> None:
 def test_a_server_that_takes_no_notice_of_conditions_is_refused(
     failing: FailingS3, bucket: CloudBucket, ignores: tuple[str, ...]
 ) -> None:
-    """Before anything relies on them: it would let two owners write over each other."""
+    """It is refused before it is used: two owners could overwrite each other's objects."""
     failing.ignores = ignores
     with pytest.raises(ConditionIgnored, match="ignores conditional writes") as caught:
         bucket.compare_and_swap("m", b"1", None)
@@ -361,7 +361,7 @@ def test_whether_it_heeds_them_is_looked_at_once(failing: FailingS3, bucket: Clo
 def test_secrets_that_a_server_repeats_are_not_told(
     failing: FailingS3, monkeypatch: pytest.MonkeyPatch, call: Call, given: str
 ) -> None:
-    """Neither where they were given to us, nor where the environment has them."""
+    """Errors contain no secrets from options or from the environment."""
     options = failing.server.options | {"session_token": TOKEN, "retry_config": QUICK}
     if given == "environment":
         for name, value in (failing.server.environment | {"AWS_SESSION_TOKEN": TOKEN}).items():
@@ -388,7 +388,7 @@ def test_secrets_that_a_server_repeats_are_not_told(
     ],
 )
 def test_secrets_in_a_url_are_not_told(url: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Whether it can be opened or not."""
+    """This holds whether the URL can be opened or not."""
     caplog.set_level(logging.DEBUG)
     try:
         bucket = open_bucket(url)
@@ -401,7 +401,7 @@ def test_secrets_in_a_url_are_not_told(url: str, caplog: pytest.LogCaptureFixtur
 
 @pytest.mark.parametrize("scheme", ["abfs", "abfss", "ABFSS"])
 def test_the_container_in_a_url_is_no_secret(scheme: str) -> None:
-    """It says where the objects are: the store's files are to lead there by it."""
+    """It says where the objects are, and the store's files refer to it."""
     url = f"{scheme}://container@account.dfs.core.windows.net/place"
     assert open_bucket(f"{url}/").url == url
     assert open_bucket(open_bucket(url).url).url == url
@@ -411,7 +411,7 @@ def test_the_container_in_a_url_is_no_secret(scheme: str) -> None:
 def test_secrets_get_neither_into_the_log_nor_into_the_store(
     tmp_path: Path, failing: FailingS3, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of a store that is shipped in the background, to a server that refuses everything and repeats it."""
+    """A store is shipped in the background, to a server that refuses everything and repeats the secrets."""
     caplog.set_level(logging.DEBUG)
     for name, value in (failing.server.environment | {"AWS_SESSION_TOKEN": TOKEN}).items():
         monkeypatch.setenv(name, value)
@@ -460,7 +460,7 @@ def test_the_variables_that_users_know_are_heeded(
 
 
 def test_http_has_to_be_allowed(failing: FailingS3, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And who has not is told how."""
+    """The error says how to allow it."""
     for name, value in failing.server.environment.items():
         if name != "AWS_ALLOW_HTTP":
             monkeypatch.setenv(name, value)
@@ -472,7 +472,7 @@ def test_http_has_to_be_allowed(failing: FailingS3, monkeypatch: pytest.MonkeyPa
 
 
 def test_how_long_a_request_may_take_can_be_said(failing: FailingS3, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To those who have a slow line."""
+    """Users of a slow connection can set it."""
     for name, value in (failing.server.environment | {"AWS_TIMEOUT": "200ms"}).items():
         monkeypatch.setenv(name, value)
     failing.always = silent
@@ -485,7 +485,7 @@ def test_how_long_a_request_may_take_can_be_said(failing: FailingS3, monkeypatch
 
 
 def test_a_forked_child_is_told_that_it_cannot() -> None:
-    """obstore's threads are the parent's: it would wait for them for ever."""
+    """obstore's threads are in the parent: the child would wait for them forever."""
     script = (
         "import os\n"
         "from segmentlog.objects.bucket.cloud_bucket import CloudBucket\n"
@@ -511,7 +511,7 @@ def test_a_forked_child_is_told_that_it_cannot() -> None:
 
 
 def test_without_obstore_a_folder_works_and_the_rest_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """How to get it, too."""
+    """The error for other URLs says how to install it."""
     monkeypatch.setitem(sys.modules, "obstore", None)
     open_bucket(f"file://{tmp_path}/b").put("key", b"x")
     with pytest.raises(InvalidConfig, match=r"pip install '\.\[objects\]' in a clone"):

@@ -1,4 +1,4 @@
-"""What every `Bucket` does, whatever it is of: put, get, ranges, lists, deletes, and the one conditional put."""
+"""The common behaviour of every `Bucket`: put, get, ranges, lists, deletes, and the conditional put."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ NAMES = (
 
 @pytest.fixture(scope="module", params=KINDS)
 def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Maker]:
-    """Makes buckets of one kind."""
+    """Yield a function that creates buckets of one kind."""
     with places(request.param, tmp_path_factory.mktemp("places")) as maker:
         yield maker
 
 
 @pytest.fixture
 def bucket(make: Maker) -> Iterator[Bucket]:
-    """One with nothing in it."""
+    """Yield an empty bucket."""
     with disconnected():
         yield make()
 
@@ -46,7 +46,7 @@ def bucket(make: Maker) -> Iterator[Bucket]:
 
 @pytest.mark.parametrize("size_bytes", [0, 1, 4095, (8 << 20) - 1, 8 << 20, (8 << 20) + 1, 20_000_001])
 def test_what_is_put_is_got_whole(bucket: Bucket, size_bytes: int) -> None:
-    """Of any size: large ones go in parts, and come in parts."""
+    """Objects of any size: large ones are put and read in parts."""
     data = os.urandom(size_bytes)
     bucket.put("segments/one", data)
     found, tag = bucket.get("segments/one")
@@ -63,21 +63,21 @@ def test_any_bytes_can_be_put(bucket: Bucket, kind: Any, size_bytes: int) -> Non
     wanted = bytes(kind(data))
     bucket.put("it", kind(data))
     tag = bucket.compare_and_swap("that", kind(data), None)
-    if bucket.url != "memory:":  # obstore's is nobody's store: it keeps them
+    if bucket.url != "memory:":  # obstore's memory store keeps a reference to the data
         data[:5] = b"other"
     assert bucket.get("it")[0] == wanted
     assert bucket.get("that") == (wanted, tag)
 
 
 def test_what_is_put_again_takes_the_place(bucket: Bucket) -> None:
-    """As a put does that is sent twice."""
+    """A put that is sent twice replaces the object."""
     bucket.put("it", b"first, and longer")
     bucket.put("it", b"second")
     assert bucket.get("it")[0] == b"second"
 
 
 def test_ranges_are_all_of_the_bytes_or_an_error(bucket: Bucket) -> None:
-    """No fewer than were asked for."""
+    """A range with fewer bytes than requested is an error."""
     data = os.urandom(100_000)
     bucket.put("it", data)
     for start, size_bytes in ((0, 1), (0, 100_000), (99_999, 1), (12_345, 54_321), (5, 0)):
@@ -90,7 +90,7 @@ def test_ranges_are_all_of_the_bytes_or_an_error(bucket: Bucket) -> None:
 
 
 def test_names_are_what_they_are(bucket: Bucket) -> None:
-    """No two of them are one, and each is listed as it was given."""
+    """Different names are different objects, and each is listed as it was given."""
     names = [f"{number}/{name}" for number, name in enumerate(NAMES)]
     for name in names:
         bucket.put(name, name.encode())
@@ -119,7 +119,7 @@ def test_what_is_not_there_is_missing(bucket: Bucket) -> None:
 
 
 def test_lists_have_what_begins_so(bucket: Bucket) -> None:
-    """A prefix need not end with a slash, nor where a name does."""
+    """A prefix may end anywhere in a name, also without a slash."""
     now_ms = time.time() * 1000
     assert list(bucket.list()) == []
     assert list(bucket.list("segments/")) == []
@@ -146,7 +146,7 @@ def test_many_are_listed_and_deleted(bucket: Bucket) -> None:
 
 
 def test_deleting_what_is_gone_is_no_error(bucket: Bucket) -> None:
-    """And keeps nothing else from being deleted."""
+    """Other objects in the call are deleted."""
     for name in ("a", "b", "c/d"):
         bucket.put(name, b"x")
     bucket.delete([])
@@ -161,7 +161,7 @@ def test_deleting_what_is_gone_is_no_error(bucket: Bucket) -> None:
 
 
 def test_a_swap_takes_the_tag_of_what_lies_there(bucket: Bucket) -> None:
-    """That of a get and that of a swap are the same; with any other nothing is changed."""
+    """A get and a swap return the same tag; a swap with any other tag changes nothing."""
     first = bucket.compare_and_swap("m", b"1", None)
     assert bucket.get("m") == (b"1", first)
     second = bucket.compare_and_swap("m", b"2", first)
@@ -176,7 +176,7 @@ def test_a_swap_takes_the_tag_of_what_lies_there(bucket: Bucket) -> None:
 
 
 def test_a_swap_does_not_bring_back_what_is_gone(bucket: Bucket) -> None:
-    """Nor does it make what never was; anew it is made without a tag."""
+    """A swap with a tag does not create an object; only a swap without a tag does."""
     tag = bucket.compare_and_swap("m", b"1", None)
     with pytest.raises(PreconditionFailed):
         bucket.compare_and_swap("other", b"2", tag)
@@ -191,7 +191,7 @@ def test_a_swap_does_not_bring_back_what_is_gone(bucket: Bucket) -> None:
 
 @pytest.mark.long
 def test_of_threads_that_swap_one_wins(bucket: Bucket) -> None:
-    """Sixteen of them: who makes it, and who changes it; what lies there afterwards is the winner's."""
+    """Sixteen threads create an object, or change it; afterwards it is the winner's."""
     for number in range(ROUNDS):
         key, tag = f"race/{number}", None
         for _ in range(2):
@@ -258,7 +258,7 @@ def test_of_processes_that_swap_one_wins(tmp_path: Path) -> None:
 
 
 def test_who_reads_during_swaps_reads_one_or_the_other(bucket: Bucket) -> None:
-    """Never a part of it, nor nothing, and never an older one after a newer one."""
+    """A reader gets a complete object, and never an older one after a newer one."""
     tag = bucket.compare_and_swap("m", b"%08d" % 0 * 10_000, None)
     is_over, seen = threading.Event(), SimpleQueue[Any]()
 

@@ -38,20 +38,20 @@ from segmentlog.testing.fault_injection import FaultyFileSystem
 
 @pytest.fixture
 def bucket(tmp_path: Path) -> LocalBucket:
-    """Where it is shipped to."""
+    """Return the bucket that the store is shipped to."""
     return LocalBucket(str(tmp_path / "bucket"))
 
 
 @pytest.fixture
 def shipped(tmp_path: Path, bucket: LocalBucket) -> Iterator[LogStore]:
-    """A store that is shipped in the background, seldom unless somebody waits."""
+    """Yield a store that ships in the background, but soon only if a call waits."""
     with segmentlog.open(tmp_path / "store", ship=bucket.url, ship_interval_ms=3_600_000) as store:
         store.create_topic("t", 2)
         yield store
 
 
 def values_of(store: LogStore, topic: str = "t") -> list[bytes | None]:
-    """What is in a topic, by partition."""
+    """Return the values of a topic, by partition."""
     return [
         record.value for log in store.topic(topic).partitions() for batch in log.read(log.log_start_offset)
         for record in batch
@@ -64,7 +64,7 @@ def values_of(store: LogStore, topic: str = "t") -> list[bytes | None]:
 def test_what_is_acknowledged_as_shipped_is_in_a_restore(
     tmp_path: Path, shipped: LogStore, bucket: LocalBucket
 ) -> None:
-    """Without any close, and long before the interval is over."""
+    """It is in the object store without a close, and long before the interval ends."""
     log = shipped.topic("t").partition(0)
     for number in range(3):
         assert log.append([b"%d" % number], ack="shipped") == number
@@ -134,7 +134,7 @@ def test_threads_that_wait_share_what_is_put(shipped: LogStore, bucket: LocalBuc
 
 
 def test_another_process_can_wait_for_it(shipped: LogStore) -> None:
-    """It wakes the one that ships, and sees what that says."""
+    """It wakes the shipping process, and sees its result."""
     shipped.topic("t").partition(0).append([b"ours"], ack="shipped")
     script = (
         "import sys, segmentlog\n"
@@ -150,7 +150,7 @@ def test_another_process_can_wait_for_it(shipped: LogStore) -> None:
 
 
 def test_who_waits_while_nobody_ships_is_told(tmp_path: Path) -> None:
-    """The records are there, as the error says, and are shipped once somebody does."""
+    """The records are on the local disk, as the error says, and a later process ships them."""
     with LogStore(tmp_path / "store") as store:
         log = store.create_topic("t").partition(0)
         with pytest.raises(
@@ -166,7 +166,7 @@ def test_who_waits_while_nobody_ships_is_told(tmp_path: Path) -> None:
 def test_who_waits_for_an_object_store_that_is_gone_is_told_why(
     tmp_path: Path, shipped: LogStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not for ever, and with the words of the last failure; `health` has them, too, until it works again."""
+    """The wait ends with the last failure as the reason; `health()` reports it until shipping works again."""
     monkeypatch.setattr("segmentlog.log.append.wait_shipped.WAIT_S", 0.5)
     log = shipped.topic("t").partition(0)
     log.append([b"first"], ack="shipped")
@@ -183,7 +183,7 @@ def test_who_waits_for_an_object_store_that_is_gone_is_told_why(
 
 
 def test_who_waits_is_told_of_a_takeover(tmp_path: Path, shipped: LogStore, bucket: LocalBucket) -> None:
-    """And so is everybody who appends afterwards."""
+    """Later appends raise the error, too."""
     log = shipped.topic("t").partition(0)
     log.append([b"first"], ack="shipped")
     take_over(bucket, str(tmp_path / "elsewhere"))
@@ -198,7 +198,7 @@ def test_who_waits_is_told_of_a_takeover(tmp_path: Path, shipped: LogStore, buck
 
 
 def test_a_consumer_may_read_no_further_than_what_is_shipped(tmp_path: Path, bucket: LocalBucket) -> None:
-    """What the loss of this machine would take back it is not shown."""
+    """A consumer of shipped records does not see records that the loss of this machine would take."""
     with LogStore(tmp_path / "store", background=False) as store:
         log = store.create_topic("t").partition(0)
         log.append([b"a"])
@@ -212,7 +212,7 @@ def test_a_consumer_may_read_no_further_than_what_is_shipped(tmp_path: Path, buc
 
 
 def test_a_follower_is_woken_by_what_is_shipped(shipped: LogStore) -> None:
-    """It does not have to poll for that."""
+    """It need not poll for that."""
     log = shipped.topic("t").partition(0)
     seen = []
     with shipped.consumer("t", follow=True, shipped_only=True) as consumer:
@@ -237,7 +237,7 @@ def test_closing_ships_what_is_left(tmp_path: Path, bucket: LocalBucket) -> None
 def test_closing_while_the_object_store_is_gone_comes_to_an_end(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """And says what is not there."""
+    """The close reports the missing records."""
     (tmp_path / "bucket").write_text("a file stands there")
     with segmentlog.open(tmp_path / "store", ship=f"file://{tmp_path}/bucket") as store:
         store.create_topic("t").partition(0).append([b"x"])
@@ -247,7 +247,7 @@ def test_closing_while_the_object_store_is_gone_comes_to_an_end(
 
 
 def test_without_threads_a_tick_ships(tmp_path: Path, bucket: LocalBucket) -> None:
-    """And says when the next one is due."""
+    """The tick returns when the next one is due."""
     with segmentlog.open(
         tmp_path / "store", background=False, ship=bucket.url, ship_interval_ms=250, ship_topics=["t*"]
     ) as store:
@@ -263,7 +263,7 @@ def test_without_threads_a_tick_ships(tmp_path: Path, bucket: LocalBucket) -> No
 
 
 def test_so_many_bytes_are_shipped_before_the_interval_is_over(tmp_path: Path, bucket: LocalBucket) -> None:
-    """Where a number is given."""
+    """This holds if the number is set."""
     with segmentlog.open(tmp_path / "store", ship=bucket.url, ship_interval_ms=3_600_000, ship_bytes=10_000) as store:
         log = store.create_topic("t", fsync="always", compression_type="none").partition(0)
         wait_until(lambda: store.shipping.status().is_owner)  # type: ignore[union-attr]
@@ -275,7 +275,7 @@ def test_so_many_bytes_are_shipped_before_the_interval_is_over(tmp_path: Path, b
 
 
 def test_one_process_ships_and_another_takes_its_place(tmp_path: Path, bucket: LocalBucket) -> None:
-    """When it is killed; the second one goes on from what the first one put."""
+    """The shipping process is killed, and another one continues after its uploads."""
     script = (
         "import sys, time, segmentlog\n"
         "store = segmentlog.open(sys.argv[1], ship=sys.argv[2], ship_interval_ms=10)\n"
@@ -317,7 +317,7 @@ def _child(store: LogStore) -> None:
 
 
 def test_a_forked_child_appends_and_its_parent_ships(shipped: LogStore) -> None:
-    """The child does not ship, and is told when the parent has."""
+    """The child does not ship; its append returns when the parent has shipped it."""
     log = shipped.topic("t").partition(0)
     log.append([b"parent"], ack="shipped")
     child = multiprocessing.get_context("fork").Process(target=_child, args=(shipped,))
@@ -357,7 +357,7 @@ def test_a_read_only_store_is_not_shipped(tmp_path: Path, bucket: LocalBucket) -
 
 
 def test_another_store_is_not_put_over_the_first(tmp_path: Path, bucket: LocalBucket) -> None:
-    """Nor is one store shipped to two places; and both may go on."""
+    """One store cannot be shipped to two places, either; both stores can continue."""
     with LogStore(tmp_path / "a", background=False) as one, LogStore(tmp_path / "b", background=False) as other:
         log, theirs = one.create_topic("t").partition(0), other.create_topic("t").partition(0)
         log.append([b"x"])
@@ -372,7 +372,7 @@ def test_another_store_is_not_put_over_the_first(tmp_path: Path, bucket: LocalBu
 
 
 def test_a_copy_of_the_folder_is_not_the_owner(tmp_path: Path, bucket: LocalBucket) -> None:
-    """It would hand out offsets that the original hands out, too."""
+    """The copy would assign the same offsets as the original."""
     with LogStore(tmp_path / "store", background=False) as store:
         store.create_topic("t").partition(0).append([b"x"])
         store.ship(bucket.url)
@@ -402,7 +402,7 @@ def test_ending_it_lets_the_store_go_on_alone(tmp_path: Path, bucket: LocalBucke
 
 
 def test_an_object_store_that_is_not_there_is_told(tmp_path: Path) -> None:
-    """At once, for who ships by hand; nothing of the store is different afterwards."""
+    """Shipping once raises at once, and leaves the store unchanged."""
     (tmp_path / "bucket").write_text("a file stands there")
     with LogStore(tmp_path / "store", background=False) as store:
         log = store.create_topic("t").partition(0)
@@ -413,7 +413,7 @@ def test_an_object_store_that_is_not_there_is_told(tmp_path: Path) -> None:
 
 
 def test_a_partition_that_failed_keeps_no_other_from_being_shipped(tmp_path: Path, bucket: LocalBucket) -> None:
-    """Neither when it is asked for, nor in the end."""
+    """The other partitions ship on request and at the end."""
     files = FaultyFileSystem()
     with LogStore(tmp_path / "store", background=False, fs=files, ship=bucket.url) as store:
         failed, other = (store.create_topic(name, fsync="never").partition(0) for name in ("a", "b"))
@@ -436,7 +436,7 @@ def test_a_partition_that_failed_keeps_no_other_from_being_shipped(tmp_path: Pat
 
 
 def test_a_topic_that_is_shipped_no_more_goes_on_alone(tmp_path: Path, bucket: LocalBucket) -> None:
-    """Nobody would promise it more offsets. Wanted again it is shipped again, and goes no further than that."""
+    """It would get no more offset grants. If it is shipped again, its grants limit it again."""
     many = [b"x"] * 300_000
     with LogStore(tmp_path / "store", background=False) as store:
         store.create_topic("a")
@@ -454,7 +454,7 @@ def test_a_topic_that_is_shipped_no_more_goes_on_alone(tmp_path: Path, bucket: L
 
 
 def test_the_place_is_known_however_it_is_written(tmp_path: Path, bucket: LocalBucket) -> None:
-    """Whoever asks for what this process ships there anyway is answered by it, and all he appended lies there then."""
+    """A request to ship to the place that this process ships to uses that shipper, and returns when all is shipped."""
     with segmentlog.open(tmp_path / "store", ship=f"{bucket.url}/", ship_interval_ms=3_600_000) as store:
         log = store.create_topic("a").partition(0)
         for url in (bucket.url, f"{bucket.url}/", f"{bucket.url}/./"):

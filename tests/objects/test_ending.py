@@ -31,7 +31,7 @@ LARGE = [b"x"] * 300_000
 
 @pytest.fixture
 def clock() -> FakeClock:
-    """Of both."""
+    """Return a clock for both stores."""
     return FakeClock()
 
 
@@ -45,19 +45,19 @@ def store(tmp_path: Path, clock: FakeClock) -> Iterator[LogStore]:
 
 @pytest.fixture
 def log(store: LogStore) -> Partition:
-    """Its only partition."""
+    """Return the only partition."""
     return store.topic("a").partition(0)
 
 
 @pytest.fixture
 def bucket(tmp_path: Path) -> Bucket:
-    """Where it is shipped to."""
+    """Return the bucket that the store is shipped to."""
     return open_bucket(url_of(tmp_path))
 
 
 @pytest.fixture
 def shipper(store: LogStore, bucket: Bucket, clock: FakeClock) -> Iterator[Shipper]:
-    """Has shipped all of it, and four segments lie there alone."""
+    """Yield a shipper that has shipped everything; four segments exist only in the object store."""
     made = Shipper(store._topics, bucket, parallel=0)
     made.ship()
     clock.advance(2_000)
@@ -68,7 +68,7 @@ def shipper(store: LogStore, bucket: Bucket, clock: FakeClock) -> Iterator[Shipp
 
 @pytest.fixture
 def other(store: LogStore, clock: FakeClock) -> Iterator[LogStore]:
-    """Provide the same store, opened by somebody else."""
+    """Yield the same store, opened by another process."""
     with LogStore(store.path, background=False, clock=clock) as opened:
         yield opened
 
@@ -76,7 +76,7 @@ def other(store: LogStore, clock: FakeClock) -> Iterator[LogStore]:
 def test_it_does_not_end_beside_somebody_who_ships(
     other: LogStore, shipper: Shipper, log: Partition, clock: FakeClock
 ) -> None:
-    """He is named, and nothing is changed; once he has stopped it ends, and all of it is here."""
+    """The error names the other process, and nothing changes; after its stop, shipping ends and all is local."""
     assert remote(log) == [0, 10, 20, 30]
     with pytest.raises(ShippingRefused, match=r"(this process itself|another process) ships this store; stop that"):
         other.shipping.stop_permanently()
@@ -101,7 +101,7 @@ sys.stdin.read()
 
 
 def test_another_process_that_ships_is_told_by_its_number(store: LogStore) -> None:
-    """So that it can be stopped; where the system does not say which one it is, that it is another one."""
+    """The error has its process id, if the system knows it, so that a user can stop it."""
     command = [sys.executable, "-c", _HOLDING, store.path]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
@@ -116,7 +116,7 @@ def test_another_process_that_ships_is_told_by_its_number(store: LogStore) -> No
 def test_who_ships_does_not_undo_the_end(
     other: LogStore, shipper: Shipper, log: Partition, clock: FakeClock, bucket: Bucket, is_bound_anew: bool
 ) -> None:
-    """Where it ended beside him all the same what is here stays here, and nobody is fenced."""
+    """If another process ended shipping meanwhile, local segments stay, and the store is not fenced."""
     recall_all(other._topics, is_fenced=False)
     claim.stop_shipping(other._topics, bucket)
     if is_bound_anew:
@@ -134,7 +134,7 @@ def test_who_ships_does_not_undo_the_end(
 
 
 def test_what_somebody_left_of_it_goes(other: LogStore, shipper: Shipper, log: Partition, bucket: Bucket) -> None:
-    """Logs that ask for grants of nobody need none once it is ended again; it may be shipped again, too."""
+    """Logs that wait for grants need none once shipping was ended again, and the store may be shipped again."""
     claim.stop_shipping(other._topics, bucket)
     shipper.close()
     wide = other.create_topic("wide").partition(0)
@@ -153,7 +153,7 @@ def test_what_somebody_left_of_it_goes(other: LogStore, shipper: Shipper, log: P
 def test_it_ends_where_its_objects_are_gone_and_it_is_bound_to_nothing(
     other: LogStore, shipper: Shipper, log: Partition, tmp_path: Path
 ) -> None:
-    """What is lost stays lost, and does not keep the rest from going on."""
+    """Missing records stay lost, and the other partitions continue."""
     remove_binding(other.fs, other.path)
     shipper.close()
     for path in (tmp_path / "bucket" / "segments").rglob("*"):

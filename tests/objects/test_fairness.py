@@ -1,4 +1,4 @@
-"""A shipper shares its limits of a cycle: a partition with much to do keeps no other partition waiting for ever."""
+"""A shipper shares its limits of a cycle: a partition with much to do does not keep others waiting forever."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def store(tmp_path: Path) -> Iterator[LogStore]:
 
 @pytest.fixture
 def ship(store: LogStore) -> Iterator[Callable[..., Shipper]]:
-    """Makes shippers that are closed in the end."""
+    """Yield a function that creates shippers, and close them at the end."""
     made = []
 
     def make(parallel: int = 0) -> Shipper:
@@ -133,7 +133,7 @@ def test_every_partition_has_room_in_a_tail(
 
 
 def ends_of(shipper: Shipper) -> list[int]:
-    """How far each partition of the only topic is shipped."""
+    """Return the shipped end of each partition of the only topic."""
     assert shipper.manifest is not None
     (topic,) = shipper.manifest.topics
     return [part.end_offset for part in topic.partitions]

@@ -1,4 +1,4 @@
-"""Few bytes that are new stand in the manifest itself: one request a turn, and nobody who reads them notices."""
+"""A few new bytes are stored in the manifest itself: a cycle takes one request, and readers see no difference."""
 
 from __future__ import annotations
 
@@ -39,12 +39,10 @@ class Counting(Memory):
         self.lose = False
 
     def put(self, key: str, data: Data) -> None:
-        """As `Bucket.put`."""
         self.asked.append(key)
         super().put(key, data)
 
     def compare_and_swap(self, key: str, data: Data, tag: str | None) -> str:
-        """As `Bucket.compare_and_swap`."""
         made = super().compare_and_swap(key, data, tag)
         if self.lose:
             self.lose = False
@@ -54,7 +52,7 @@ class Counting(Memory):
 
 @pytest.fixture
 def bucket() -> Counting:
-    """Where it is shipped to."""
+    """Return the bucket that the store is shipped to."""
     return Counting()
 
 
@@ -69,21 +67,21 @@ def store(tmp_path: Path) -> Iterator[LogStore]:
 
 @pytest.fixture
 def shipper(store: LogStore, bucket: Counting) -> Iterator[Shipper]:
-    """Of that store, without threads."""
+    """Yield a shipper of the store, without threads."""
     made = Shipper(store._topics, bucket, parallel=0)
     yield made
     made.close()
 
 
 def inline(manifest: Manifest) -> int:
-    """Bytes of tails that stand in it."""
+    """Return the number of tail bytes in the manifest."""
     return sum(len(tail.data) for tail in manifest.tails)
 
 
 def test_a_turn_with_little_that_is_new_is_one_request(
     tmp_path: Path, store: LogStore, shipper: Shipper, bucket: Counting
 ) -> None:
-    """Of all partitions together, and whoever reads finds it."""
+    """The new bytes of all partitions are in one request, and readers find them."""
     shipper.run_cycle()
     for name in "ab":
         for log in store.topic(name).partitions():
@@ -98,7 +96,7 @@ def test_a_turn_with_little_that_is_new_is_one_request(
 
 
 def test_what_is_more_is_an_object(tmp_path: Path, store: LogStore, shipper: Shipper, bucket: Counting) -> None:
-    """As are segments, and files of the store; any older version reads that manifest."""
+    """More bytes become an object, like segments and files of the store; older versions can read that manifest."""
     store.topic("a").partition(0).append([b"x" * (INLINE_BYTES + 1)])
     shipper.run_cycle()
     assert inline(decoded(bucket)) == 0
@@ -109,7 +107,7 @@ def test_what_is_more_is_an_object(tmp_path: Path, store: LogStore, shipper: Shi
 def test_what_stands_in_the_manifest_is_moved_before_it_is_much(
     tmp_path: Path, store: LogStore, shipper: Shipper, bucket: Counting
 ) -> None:
-    """So a manifest stays small, and few turns are two requests; the objects that are emptied go."""
+    """So a manifest stays small, and few cycles take two requests; emptied objects are deleted."""
     logs = [log for name in "ab" for log in store.topic(name).partitions()]
     shipper.run_cycle()
     bucket.asked.clear()
@@ -124,7 +122,7 @@ def test_what_stands_in_the_manifest_is_moved_before_it_is_much(
 
 
 def test_the_bounds() -> None:
-    """Of the policy, which is values alone."""
+    """The policy is a function of values alone."""
     assert fits_inline(INLINE_BYTES, INLINE_BYTES)
     assert not fits_inline(INLINE_BYTES + 1, 0)
     assert not fits_inline(1, INLINE_BYTES + 1)
@@ -133,7 +131,7 @@ def test_the_bounds() -> None:
 
 
 def test_an_answer_that_was_lost_is_learnt(tmp_path: Path, store: LogStore, shipper: Shipper, bucket: Counting) -> None:
-    """The bytes lie there with what says so, or neither does."""
+    """The bytes and their entry exist together, or not at all."""
     shipper.run_cycle()
     store.topic("a").partition(0).append([b"1"])
     bucket.lose = True
@@ -165,7 +163,7 @@ def test_what_is_held_back_stands_there_once_the_rest_does(
 def test_others_who_put_the_manifest_keep_what_stands_in_it(
     tmp_path: Path, store: LogStore, shipper: Shipper, bucket: Counting
 ) -> None:
-    """Who sweeps, and who takes over; the new owner goes on from there."""
+    """A sweep and a takeover keep them; the new owner continues from there."""
     store.topic("a").partition(1).append([b"inline"])
     shipper.ship()
     before = inline(decoded(bucket))

@@ -1,4 +1,4 @@
-"""Positions of groups in a restore: whoever missed nothing goes on, and whoever missed something is told."""
+"""Committed offsets of groups in a restore: a group that missed no record continues, others get an error."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from segmentlog.store import LogStore
 
 @pytest.fixture
 def bucket() -> Memory:
-    """Where it is shipped to."""
+    """Return the bucket that the store is shipped to."""
     return Memory()
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[LogStore]:
-    """One of whose topic nothing is on disk before somebody asks for it."""
+    """Yield a store whose topic is synced only on request."""
     with LogStore(tmp_path / "store", background=False) as opened:
         opened.create_topic("t", fsync="never")
         yield opened
 
 
 def transaction(store: LogStore, name: str, *values: bytes, committed: bool = True) -> None:
-    """Of a producer of that name: its data is on disk afterwards, the marker is not."""
+    """Run a transaction of a producer of that name: afterwards its data is on disk, but not its marker."""
     with store.producer(name=name, linger_ms=0) as producer:
         producer.begin_transaction()
         for value in values:
@@ -44,7 +44,7 @@ def transaction(store: LogStore, name: str, *values: bytes, committed: bool = Tr
 
 
 def read_all(store: LogStore, isolation: str = "read_committed") -> list[bytes | None]:
-    """What a group is handed out, which commits where it is then."""
+    """Return the values that a group reads to the end, and commit its offsets."""
     with store.consumer("t", group="g", start="earliest", follow=False, isolation=isolation) as consumer:
         found = [record.value for record in consumer]
         consumer.commit()
@@ -56,13 +56,13 @@ def read_all(store: LogStore, isolation: str = "read_committed") -> list[bytes |
 
 
 def position(store: LogStore) -> int:
-    """Where the group stands."""
+    """Return the committed offset of the group."""
     (found,) = store.group_offsets.by_topic_id("g").values()
     return found.offset
 
 
 def ship(store: LogStore, bucket: Memory) -> int:
-    """What is on disk, and no more of it; where the log ends there."""
+    """Ship exactly what is on disk, and return the log end there."""
     shipper = Shipper(store._topics, bucket, parallel=0)
     shipper.run_cycle()
     shipper.close()
@@ -72,7 +72,7 @@ def ship(store: LogStore, bucket: Memory) -> int:
 
 
 def reopened(bucket: Memory, folder: Path, *, taken: bool) -> LogStore:
-    """What was restored, or taken over and shipped, so that appends have offsets; what was decided is finished."""
+    """Restore, or take over and ship so that appends have offsets; then finish decided transactions."""
     if taken:
         take_over(bucket, str(folder), parallel=0)
     else:
@@ -89,7 +89,7 @@ def reopened(bucket: Memory, folder: Path, *, taken: bool) -> LogStore:
 def test_who_stands_behind_markers_that_were_not_shipped_missed_nothing(
     tmp_path: Path, store: LogStore, bucket: Memory, ends: tuple[bool, ...], taken: bool
 ) -> None:
-    """Markers of transactions hold no record: the group goes on with the next one that there is."""
+    """Markers of transactions are not records: the group continues with the next record."""
     names = [f"p{number}" for number in range(len(ends))]
     producers = [store.producer(name=name, linger_ms=0) for name in names]
     for producer in producers:
@@ -116,7 +116,7 @@ def test_who_stands_behind_markers_that_were_not_shipped_missed_nothing(
 def test_who_has_read_what_was_not_shipped_is_told(
     tmp_path: Path, store: LogStore, bucket: Memory, taken: bool
 ) -> None:
-    """A record behind the marker, that the group has read, and nobody has any more."""
+    """The group has read a record after the marker, which no longer exists."""
     transaction(store, "p", b"1")
     store.topic("t").partition(0).append([b"lost"])
     assert read_all(store) == [b"1", b"lost"]
@@ -128,7 +128,7 @@ def test_who_has_read_what_was_not_shipped_is_told(
 
 
 def test_who_has_read_a_record_between_markers_is_told(tmp_path: Path, store: LogStore, bucket: Memory) -> None:
-    """Only the markers up to the first record are gone by."""
+    """Only the markers before the first record are skipped."""
     transaction(store, "p", b"1")
     transaction_of_lost = store.producer(name="q", linger_ms=0)
     transaction_of_lost.begin_transaction()
@@ -142,7 +142,7 @@ def test_who_has_read_a_record_between_markers_is_told(tmp_path: Path, store: Lo
 
 
 def test_who_stands_at_the_end_of_what_was_shipped_goes_on(tmp_path: Path, store: LogStore, bucket: Memory) -> None:
-    """As ever, also where the restored store is opened again, dies, and is restored from its own shipping."""
+    """The group continues, also if the restored store is reopened, dies, or is restored from its own shipping."""
     transaction(store, "p", b"1")
     assert read_all(store) == [b"1"]
     ship(store, bucket)

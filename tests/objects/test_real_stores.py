@@ -1,6 +1,6 @@
-"""Shipping from real processes to real object stores: produce, kill -9, restore, compare, verify, take over, go on.
+"""Shipping from real processes to real object stores: produce, kill -9, restore, compare, verify, take over, continue.
 
-SEGMENTLOG_S3_ROUNDS  lives of a process that ships, on each object store
+SEGMENTLOG_S3_ROUNDS lives of a process that ships, on each object store
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Life:
 
     def __init__(self, folder: Path, url: str, seed: int, name: str) -> None:
         command = [sys.executable, str(_PROCESS), str(folder), url, str(seed), name]
-        # Nothing of what it says is to wait in a buffer here, where `communicate` does not look.
+        # Without a buffer: `communicate` would not see lines in it.
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0)
         self._heard: list[Any] = []
 
@@ -78,18 +78,18 @@ class Life:
         return json.loads(line)
 
     def wait_shipped(self) -> None:
-        """Until it has said of an append that it is shipped."""
+        """Wait until the process has reported a shipped append."""
         while not self._heard or self._heard[-1][0] != "shipped":
             self._heard.append(self.said_first())
 
     def kill(self) -> list[Any]:
-        """As `kill -9`; what it has said since. It may not have ended by itself."""
+        """Kill the process like `kill -9`, and return its lines. It must not have ended by itself."""
         assert self._process.poll() is None, self._process.communicate()
         self._process.kill()
         return self._heard + _said(self._process.communicate(timeout=WAIT_S)[0])
 
     def end(self) -> list[Any]:
-        """What it has said, having ended by itself."""
+        """Wait until the process ends by itself, and return its lines."""
         try:
             out, err = self._process.communicate(timeout=WAIT_S)
         except subprocess.TimeoutExpired:
@@ -99,19 +99,19 @@ class Life:
 
 
 def _said(text: bytes) -> list[Any]:
-    """Its lines, but for one that it was killed in."""
+    """Return the complete lines; the last one may be cut by a kill."""
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith(b"\n")]
 
 
 class History:
-    """All that anybody was ever told of a store, whoever owned it."""
+    """All records that any process read or appended, under any owner."""
 
     def __init__(self) -> None:
         self.seen: Records = {}
         self.shipped: Records = {}
 
     def note(self, said: list[Any]) -> None:
-        """What a process said of its appends."""
+        """Note the appends that a process reported."""
         for ack, partition, offset, values in said:
             records = {(partition, offset + at): value for at, value in enumerate(values)}
             self.note_records(records)
@@ -119,14 +119,14 @@ class History:
                 self.shipped |= records
 
     def note_records(self, records: Records) -> None:
-        """Somebody has read, or was told: no offset names two records, in whatever life."""
+        """Note records that a process read or appended: an offset names one record in all lives."""
         twice = {where: (self.seen[where][:60], value[:60]) for where, value in records.items()
                  if self.seen.setdefault(where, value) != value}  # fmt: skip
         assert not twice
 
 
 def records_of(folder: Path) -> Records:
-    """What is in a store."""
+    """Return the records of a store."""
     with LogStore(folder, background=False) as store:
         if "t" not in store.topics():
             return {}
@@ -137,7 +137,7 @@ def records_of(folder: Path) -> Records:
 
 
 def check_restore(bucket: Bucket, folder: Path, history: History, owner: Path) -> None:
-    """It is all that was shipped, in a store without a fault, and nothing but what the owner has."""
+    """Check that a restore is intact, has all shipped records, and only records of the owner."""
     restore(bucket, str(folder))
     assert not [found for found in inspect_store(str(folder)) if found.severity == "damage"]
     assert not verify(bucket).problems
@@ -147,7 +147,7 @@ def check_restore(bucket: Bucket, folder: Path, history: History, owner: Path) -
     assert not missing
     others = {where: value[:60] for where, value in restored.items() if theirs.get(where) != value}
     assert not others
-    for partition in range(PARTITIONS):  # and as far as it goes it has all of it
+    for partition in range(PARTITIONS):  # up to its end, the restore has all records of the owner
         ends = max((offset for number, offset in restored if number == partition), default=-1)
         wanted = {where for where in theirs if where[0] == partition and where[1] <= ends}
         assert wanted == {where for where in restored if where[0] == partition}
@@ -156,7 +156,7 @@ def check_restore(bucket: Bucket, folder: Path, history: History, owner: Path) -
 @pytest.mark.long
 @pytest.mark.parametrize("seed", seeds("real stores"))
 def test_a_shipper_that_is_killed_loses_nothing_that_was_shipped(tmp_path: Path, place: Place, seed: int) -> None:
-    """At any moment, and whoever goes on with it: the same process's successor, or another machine."""
+    """Killed at any moment; then a successor on the same machine or another machine continues."""
     rng, history = random.Random(f"{seed}/{place.kind}"), History()
     url = f"{place.url}/{seed}"
     owner, shipped_lives = tmp_path / "owner-0", 0
@@ -192,9 +192,9 @@ def test_a_shipper_that_is_killed_loses_nothing_that_was_shipped(tmp_path: Path,
 def _take_over(
     bucket: Bucket, life: Life | None, old: Path, new: Path, history: History, zombie: Callable[[], Life] | None = None
 ) -> bool:
-    """Another machine goes on; the old one is fenced, running or started again, and keeps what it had not shipped.
+    """Take over on another machine: the old one is fenced, running or restarted, and keeps its unshipped records.
 
-    Whether it had shipped anything.
+    Return whether the old one had shipped anything.
     """
     take_over(bucket, str(new))
     life = zombie() if life is None and zombie is not None else life
@@ -216,7 +216,7 @@ def _take_over(
 
 
 def test_a_demonstration_of_the_checks() -> None:
-    """They are none that hold whatever happens."""
+    """Each check fails if its condition is broken."""
     history = History()
     history.note([["shipped", 0, 5, ["a", "b"]]])
     with pytest.raises(AssertionError):

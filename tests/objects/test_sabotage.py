@@ -1,4 +1,4 @@
-"""The check of `test_shipping` is no formality: ways to break shipping, and each is found out."""
+"""The check of `test_shipping` detects each of these ways to break shipping."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _OBJECTS = "segmentlog.objects"
 
 
 def patched(what: str, value: object) -> Callable[[], Any]:
-    """Within, something is another thing."""
+    """Return a patch of one attribute."""
     return lambda: mock.patch(what, value)
 
 
 def _without_chunks(*args: Any, **options: Any) -> PartitionPlan:
-    """What is to be uploaded is left out before it is."""
+    """Leave out the chunks of segments that wait for their upload."""
     made = plan_upload(*args, **options)
     waiting = {segment.base_offset for segment in made.segments_to_upload}
     return replace(
@@ -47,7 +47,7 @@ def _without_chunks(*args: Any, **options: Any) -> PartitionPlan:
 
 
 def _publish(self: Shipper, manifest: Any) -> None:
-    """A put that was refused is taken for one that was done."""
+    """Treat a refused put as a successful one."""
     with contextlib.suppress(PreconditionFailed):
         real_put(self, manifest)
     if self._publisher.manifest is not manifest:
@@ -58,21 +58,21 @@ real_put = Shipper._publish
 
 
 def _put_late(self: Shipper, manifest: Any) -> None:
-    """What is on disk here is said to be shipped, and then it is."""
+    """Report durable records as shipped before the put."""
     for state in self._states.by_key.values():
         state.local.partition.handle.ledger.record_shipped(state.local.partition.durable_offset)
     real_put(self, manifest)
 
 
 def _delete(self: ManifestPublisher, now_ms: int, grace_ms: int) -> None:
-    """What was uploaded is deleted unless the manifest refers to it already."""
+    """Delete uploaded objects that the manifest does not refer to yet."""
     assert self.manifest is not None
     kept = {stored.key for stored in self.manifest.objects()}
     self._bucket.delete([one.key for one in self._bucket.list("segments/") if one.key not in kept])
 
 
 def _end_of_page(self: LocalPartition) -> Any:
-    """What is appended is taken for what is on disk."""
+    """Treat appended records as durable."""
     page = self._handle.page
     log, sync = page.log.read(), page.sync.read()
     if log.active_base_offset != sync.synced_base_offset:
@@ -84,7 +84,7 @@ def _end_of_page(self: LocalPartition) -> Any:
 
 @contextlib.contextmanager
 def _parts_believed() -> Iterator[None]:
-    """What the journal says is not looked at, and nobody takes note of what was condemned."""
+    """Trust the journal without checking the parts, and forget condemned objects."""
     with (
         mock.patch.object(MultipartUploader, "_exists", return_value=True),
         mock.patch.object(MultipartUploader, "remove_published"),
@@ -93,7 +93,7 @@ def _parts_believed() -> Iterator[None]:
 
 
 def _upload_part(self: MultipartUploader, begun: MultipartUpload, number: int, data: Any) -> None:
-    """The last part is said to be there, and is not."""
+    """Report the last part as uploaded although it is missing."""
     real_put_part(self, begun, number, data)
     if number == len(begun.part_sizes) - 1 and number:
         self._bucket.delete([f"{begun.key}.{number}"])
@@ -105,7 +105,7 @@ real_show = ReplicaLog.publish
 
 
 def _put_evicted(self: Shipper, manifest: Any) -> None:
-    """What was uploaded leaves the machine before the manifest says that it is there."""
+    """Evict uploaded segments before the manifest refers to them."""
     for state in self._states.by_key.values():
         log = state.local.partition
         for base, (stamp, segment) in list(state.objects.uploaded.items()) if log.config.remote_storage_enable else ():
@@ -169,7 +169,7 @@ _LED_THERE: dict[str, dict[str, Any]] = {
     "a store that is taken back without its grants": {"often": {"hand over": 30}},
     "a store that is taken back without a put": {"often": {"hand over": 30}},
 }
-"""What a life is like, where the harm is met in one of thirty else: somebody sweeps between two tries of a part.
+"""More frequent steps where one life in thirty would meet the fault: a sweep between two tries of a part.
 
 The cycle that takes a store back raises all grants again, a moment later. So the harm shows only if that put fails.
 """
@@ -178,7 +178,7 @@ The cycle that takes a store back raises all grants again, a moment later. So th
 @pytest.mark.long
 @pytest.mark.parametrize("name", SABOTAGES)
 def test_it_is_caught(memory_path: Path, name: str) -> None:
-    """Within so many rounds, by a promise that is broken, or by shipping that does not go on."""
+    """Within these rounds, a guarantee is broken, or shipping does not continue."""
     seen: Counter[str] = Counter()
     for number in range(_ROUNDS):
         folder = memory_path / str(number)

@@ -188,7 +188,7 @@ def test_a_grant_and_a_takeover_at_once(tmp_path: Path, bucket: Memory) -> None:
 
 
 def test_an_append_that_waits_for_its_first_grant_learns_of_a_takeover(tmp_path: Path, bucket: Memory) -> None:
-    """It raises StoreFenced: the object store can be reached, and nothing will ever be granted here."""
+    """It raises StoreFenced: the object store is reachable, but this machine gets no more grants."""
     with taken_over(bucket, tmp_path / "second") as store, ThreadPoolExecutor(1) as pool:
         shipper = Shipper(store._topics, bucket, parallel=0, grants_on_request=True)
         shipper.run_cycle()

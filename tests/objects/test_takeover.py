@@ -29,13 +29,13 @@ class Killed(Exception):
 
 
 def killed(*_: Any, **__: Any) -> None:
-    """In the place of a step of a takeover."""
+    """Kill the process in place of a step of a takeover."""
     raise Killed
 
 
 @pytest.fixture
 def bucket() -> Memory:
-    """Where it is shipped to."""
+    """Return the bucket that the store is shipped to."""
     return Memory()
 
 
@@ -49,7 +49,7 @@ def store(tmp_path: Path, bucket: Memory) -> Iterator[LogStore]:
 
 
 def ship(store: LogStore, bucket: Memory) -> None:
-    """All of it."""
+    """Ship everything."""
     shipper = Shipper(store._topics, bucket, parallel=0)
     shipper.ship()
     shipper.close()
@@ -66,7 +66,7 @@ def begin(bucket: Memory, folder: Path, monkeypatch: pytest.MonkeyPatch, killed_
 def test_an_owner_who_ended_meanwhile_is_not_taken_over(
     tmp_path: Path, store: LogStore, bucket: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It goes on without: whoever took over would hand out the same offsets for other records."""
+    """Its store is independent now: a new owner would assign the same offsets to other records."""
     begin(bucket, tmp_path / "other", monkeypatch, "_become_owner")
     stop_shipping(store._topics, bucket)
     store.topic("a").partition(0).append([b"2"])
@@ -95,7 +95,7 @@ def test_an_owner_who_ends_right_now_is_not_taken_over(
 def test_a_restore_makes_no_owner_of_what_a_takeover_has_begun(
     tmp_path: Path, store: LogStore, bucket: Memory, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    """The folder says that it is one: its logs would hand out offsets that nobody promised."""
+    """The folder belongs to an unfinished takeover: its logs would assign offsets that no owner granted."""
     begin(bucket, tmp_path / "other", monkeypatch, step)
     with pytest.raises(ShippingRefused, match="an unfinished takeover"):
         restore(bucket, str(tmp_path / "other"), parallel=0)
@@ -107,7 +107,7 @@ def test_a_restore_makes_no_owner_of_what_a_takeover_has_begun(
 def test_a_partition_that_cannot_be_fenced_keeps_no_other_from_that(
     tmp_path: Path, store: LogStore, bucket: Memory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whoever was taken over appends nothing to the others, and is told by whom; the log says which one it was."""
+    """The former owner cannot append to the others, its error names the new owner, and the log the partition."""
     store.create_topic("b", fsync="always").partition(0).append([b"1"])
     ship(store, bucket)
     shipper = Shipper(store._topics, bucket, parallel=0)
@@ -135,7 +135,7 @@ def test_a_partition_that_cannot_be_fenced_keeps_no_other_from_that(
 
 
 def test_an_owner_whose_clock_is_set_back_is_told(tmp_path: Path, store: LogStore, bucket: Memory) -> None:
-    """Though he has nothing to ship: it is looked at twice a minute, whatever the clock says."""
+    """It finds the new owner although it has nothing to ship: it checks twice a minute, by the monotonic clock."""
     shipper = Shipper(store._topics, bucket, parallel=0)
     now_ms = int(time.time() * 1000)
     shipper.run_cycle(now_ms)

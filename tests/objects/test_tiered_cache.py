@@ -1,4 +1,4 @@
-"""What is brought of an object store lies on a disk, too: somebody clears it, it is full, or it breaks."""
+"""Downloaded bytes of an object store are on a disk, too, which may be cleared, full, or broken."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ ALL = {number: value(number) for number in range(45)}
 
 @pytest.fixture
 def cache_dir(tmp_path: Path) -> Path:
-    """Where the system clears what is old."""
+    """Return a cache folder that the system may clear."""
     return tmp_path / "cache"
 
 
 @pytest.fixture
 def store(tmp_path: Path, cache_dir: Path) -> Iterator[LogStore]:
-    """Provide a store of 45 records in five segments, of which four lie in the object store alone."""
+    """Yield a store of 45 records in five segments, of which four exist only in the object store."""
     with tiered_store(tmp_path, cache_dir=cache_dir) as opened:
         yield opened
 
 
 @pytest.fixture
 def log(store: LogStore) -> Partition:
-    """Its only partition."""
+    """Return the only partition."""
     return store.topic("a").partition(0)
 
 
 def close_lockable(log: Partition) -> None:
-    """Nobody has a segment of it mapped any more."""
+    """Unmap all segments of the log."""
     gc.collect()
     log._open_segments.unmap_deleted()
     log._open_segments._open.clear()
@@ -58,7 +58,7 @@ def close_lockable(log: Partition) -> None:
 
 
 def clear(cache_dir: Path, what: str) -> None:
-    """Remove what was brought, as whoever looks after folders for temporary files does it."""
+    """Remove downloaded files like a program that clears temporary folders."""
     for folder in cache_dir.glob("segmentlog-*"):
         if what == "folder":
             shutil.rmtree(folder)
@@ -73,7 +73,7 @@ def clear(cache_dir: Path, what: str) -> None:
 
 @pytest.mark.parametrize("what", ["files", "folder"])
 def test_what_is_cleared_is_brought_anew(log: Partition, cache_dir: Path, what: str) -> None:
-    """Whoever has something mapped reads on in it; all others, and who looks for a time, bring it once more."""
+    """Mapped segments stay readable; all other reads, and lookups of a time, download the bytes again."""
     for _ in range(2):
         assert values_by_offset(log) == ALL
         close_lockable(log)
@@ -92,7 +92,7 @@ def test_what_is_cleared_is_brought_anew(log: Partition, cache_dir: Path, what: 
 
 @pytest.mark.parametrize("what", ["files", "folder"])
 def test_what_was_aborted_is_not_served_for_it(tmp_path: Path, cache_dir: Path, what: str) -> None:
-    """Where a transaction ended stands in a segment that was cleared."""
+    """The end of a transaction is in a segment whose cached bytes were cleared."""
     with LogStore(tmp_path / "store", background=False, cache_dir=cache_dir) as store:
         log = store.create_topic("a", **TIERED).partition(0)
         with store.producer(name="p", linger_ms=0) as producer:
@@ -128,7 +128,7 @@ def test_it_comes_back_though_it_was_cleared(
 
 
 def test_room_is_made_where_something_was_cleared(tmp_path: Path, cache_dir: Path) -> None:
-    """What was brought is read, though what makes room for it is not there any more."""
+    """Blocks are read although the files that should make room for them are gone."""
     with tiered_store(tmp_path, cache_dir=cache_dir, cache_bytes=1_000) as store:
         log = store.topic("a").partition(0)
         reading = log.read(0)
@@ -158,7 +158,7 @@ def test_what_makes_no_room_is_tried_again(tmp_path: Path) -> None:
 
 
 def test_what_does_not_come_is_told(store: LogStore, log: Partition) -> None:
-    """Nobody says that shipping has ended, or truncates, while bytes that are needed here lie elsewhere alone."""
+    """Ending shipping and truncating fail while bytes that are needed locally exist only in the object store."""
     store.fs.reach_by, before = None, store.fs.reach_by
     with pytest.raises(ObjectStoreError, match="could not be recalled"):
         log.truncate(15)
@@ -194,7 +194,7 @@ def test_a_disk_for_the_cache_that_fails_is_named(
     store: LogStore, log: Partition, cache_dir: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int,
     kind: type[Exception], says: str,
 ) -> None:  # fmt: skip
-    """By its folder, in `health`, too; nothing is taken for gone, appends go on, and reads once it is well."""
+    """The error and `health()` name its folder; records do not count as lost, appends succeed, and reads do later."""
 
     def fail(*_: Any, **__: Any) -> None:
         raise OSError(number, os.strerror(number))
@@ -217,15 +217,14 @@ def test_a_disk_for_the_cache_that_fails_is_named(
 
 
 def test_a_url_that_is_told_later_counts_from_then_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who has read, or tried to, without what is secret reads with it, and keeps what was brought."""
+    """Reads that succeeded or failed without the secret use it afterwards, and keep the downloaded bytes."""
     bucket = Memory()
     bucket.url = "s3://bucket/store"
 
     class Refusing(Memory):
-        """Lets nobody in."""
+        """An object store that refuses every read."""
 
         def get_range(self, key: str, start: int, size_bytes: int) -> bytes:
-            """As `Bucket.get_range`."""
             raise ObjectStoreError(bucket.url, key, "403 Forbidden", False)
 
     monkeypatch.setattr(tiered_module, "open_bucket", lambda url: bucket if "secret" in url else Refusing())

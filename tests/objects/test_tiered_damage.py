@@ -1,4 +1,4 @@
-"""What fails of tiered storage: the object store, what lies there, the process or the power in the middle of it."""
+"""Faults of tiered storage: in the object store, in its objects, and deaths or power cuts during the work."""
 
 from __future__ import annotations
 
@@ -41,25 +41,25 @@ ALL = {number: value(number) for number in range(45)}
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[LogStore]:
-    """Provide a store of 45 records in five segments, of which four lie in the object store alone."""
+    """Yield a store of 45 records in five segments, of which four exist only in the object store."""
     with tiered_store(tmp_path) as opened:
         yield opened
 
 
 @pytest.fixture
 def log(store: LogStore) -> Partition:
-    """Its only partition."""
+    """Return the only partition."""
     return store.topic("a").partition(0)
 
 
 def object_of(log: Partition, base: int) -> Path:
-    """The file that holds the bytes of a segment, in the folder that is the object store."""
+    """Return the object of a segment, as a file in the folder that is the object store."""
     stub = decode_stub(Path(f"{log.folder}/{base:020d}.remote").read_bytes())
     return Path(stub.url.removeprefix("file://")) / stub.key
 
 
 def findings(store: LogStore) -> list[Finding]:
-    """What verify says that matters."""
+    """Return the findings of verify that are worse than a note."""
     with remote_segments_readable(FileSystem()) as fs:
         return [one for one in inspect_store(store.path, fs=fs) if one.severity != "note"]
 
@@ -82,7 +82,7 @@ def test_a_stub_is_what_was_written_or_none() -> None:
 
 
 def test_a_stub_names_parts_that_make_the_segment() -> None:
-    """As large together as it is, or it is no stub."""
+    """The sizes of the parts must sum up to the size of the segment."""
     parts = (StoredPart(100, "0" * 16, "0" * 64), StoredPart(23, "1" * 16, "1" * 64))
     stub = Stub("s3://bucket/store", Stored("segments/x", 123, parts=parts), 1)
     assert decode_stub(encode_stub(stub)) == stub
@@ -91,7 +91,7 @@ def test_a_stub_names_parts_that_make_the_segment() -> None:
 
 
 def test_a_stub_alone_is_not_believed(tmp_path: Path) -> None:
-    """One beside a log that is whole, or of another size, says nothing."""
+    """A stub next to a complete log, or one with another size, is ignored."""
     with LogStore(tmp_path / "store", background=False) as store:
         log = store.create_topic("a", **TIERED).partition(0)
         fill(log, 15)
@@ -122,7 +122,7 @@ def test_a_damaged_stub_is_told_and_made_anew(tmp_path: Path, store: LogStore, l
 
 
 def test_files_looked_at_without_a_way_to_it(log: Partition) -> None:
-    """Zeros are not taken for records: whoever does not ask the object store is told so."""
+    """Zeros are not mistaken for records: without the object store, the read raises."""
     bare = Partition(log.folder, "a", 0, lambda: TopicConfig(), fs=NoSyncFileSystem(), read_only=True)
     try:
         with pytest.raises(ObjectStoreError, match="segments/"):
@@ -135,7 +135,7 @@ def test_files_looked_at_without_a_way_to_it(log: Partition) -> None:
 def test_a_segment_that_leaves_while_it_is_looked_at_is_no_damage(
     tmp_path: Path, store: LogStore, log: Partition
 ) -> None:
-    """Between the question where its bytes are and the reading of them: then it is asked once more."""
+    """The segment leaves between the lookup of its place and the read: the read is repeated."""
     assert recall_segment(log.handle, 10)
 
     class Leaving(FileSystem):
@@ -156,7 +156,7 @@ def test_a_segment_that_leaves_while_it_is_looked_at_is_no_damage(
 
 
 def test_the_object_store_cannot_be_reached(tmp_path: Path, store: LogStore, log: Partition) -> None:
-    """Reads of what lies there say which URL and which object; all that is here goes on, and all once it is back."""
+    """Reads of remote segments raise with URL and object; local work continues, and later everything works."""
     os.rename(tmp_path / "bucket", tmp_path / "away")
     with pytest.raises(ObjectStoreError, match=r"bucket: segments/.*mounted") as raised:
         values(log)
@@ -177,7 +177,7 @@ def test_the_object_store_cannot_be_reached(tmp_path: Path, store: LogStore, log
 
 
 def test_an_object_that_is_gone_is_told_and_repaired(tmp_path: Path, store: LogStore, log: Partition) -> None:
-    """By its name; a repair makes a lost range of what it held, and all else is read."""
+    """The error has its name; a repair records a lost range for it, and all other records are read."""
     object_of(log, 10).unlink()
     assert values(log, start=20) == [value(number) for number in range(20, 45)]
     with pytest.raises(SegmentGone, match="gone"):
@@ -195,7 +195,7 @@ def test_an_object_that_is_gone_is_told_and_repaired(tmp_path: Path, store: LogS
 
 
 def test_an_object_that_was_changed_is_no_record(store: LogStore, log: Partition) -> None:
-    """Each batch is checked as in a file, and what is to come back as a whole."""
+    """Each batch is checked as in a file, and a recalled segment is checked as a whole."""
     path = object_of(log, 10)
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
@@ -209,16 +209,15 @@ def test_an_object_that_was_changed_is_no_record(store: LogStore, log: Partition
 
 
 class Losing(Memory):
-    """Somebody deletes segments as soon as they were put."""
+    """An object store whose segments are deleted right after each put."""
 
     def get_range(self, key: str, start: int, size_bytes: int) -> bytes:
-        """As `Bucket.get_range`."""
         self.delete([one.key for one in self.list("segments/")])
         return super().get_range(key, start, size_bytes)
 
 
 def test_what_is_not_there_is_not_relied_on(tmp_path: Path) -> None:
-    """Before a segment leaves its object is looked at: without it the segment stays, and health says why."""
+    """An eviction first checks the object: without it, the segment stays, and `health()` has the reason."""
     bucket = Losing()
     with LogStore(tmp_path / "store", background=False) as store:
         log = store.create_topic("a", **TIERED).partition(0)
@@ -232,7 +231,7 @@ def test_what_is_not_there_is_not_relied_on(tmp_path: Path) -> None:
 
 
 def test_a_disk_without_room_keeps_it_as_it_is(tmp_path: Path) -> None:
-    """Nothing leaves and nothing comes back, and nothing is lost; with room it goes on."""
+    """No segment is evicted or recalled, and no record is lost; with room, the work continues."""
     fs = FaultyFileSystem()
     with tiered_store(tmp_path, fs=fs) as store:
         log = store.topic("a").partition(0)
@@ -265,14 +264,14 @@ def test_a_disk_without_room_keeps_it_as_it_is(tmp_path: Path) -> None:
 
 
 class Hurried(FaultyFileSystem):
-    """What a process leaves that dies need not be on the disk."""
+    """A file system without syncs: the death of a process does not need them."""
 
     fdatasync = staticmethod(lambda fd: None)
     fsync = staticmethod(lambda fd: None)
 
 
 def one_segment(folder: Path, fs: FileSystem) -> tuple[LogStore, Partition, Stub, tuple[int, int, int]]:
-    """A store with a segment whose bytes lie in a folder, too: (it, its log, the stub, the stamp of the file)."""
+    """Return a store whose segment has a copy in a folder: (store, log, stub, stamp of the file)."""
     store = LogStore(folder / "store", background=False, fs=fs)
     log = store.create_topic("a", **TIERED).partition(0)
     fill(log, 15)
@@ -287,7 +286,7 @@ def one_segment(folder: Path, fs: FileSystem) -> tuple[LogStore, Partition, Stub
 
 
 def test_one_that_leaves_again_while_it_comes_back_keeps_its_stub(tmp_path: Path) -> None:
-    """Whoever brings it back is stopped before the stub goes: by then that may be the next one's."""
+    """A recall stops before it deletes the stub: by then the stub may belong to another eviction."""
     fs = Hurried()
     store, log, stub, stamp = one_segment(tmp_path, fs)
     assert evict_segment(log.handle, 0, stamp, stub)
@@ -311,7 +310,7 @@ def test_one_that_leaves_again_while_it_comes_back_keeps_its_stub(tmp_path: Path
 @pytest.mark.long
 @pytest.mark.parametrize("what", ["evict", "bring back"])
 def test_killed_at_any_call_it_is_here_or_there(tmp_path: Path, what: str) -> None:
-    """Whatever call a process dies at: who comes next reads all of it, and brings it to its end."""
+    """A process dies at any call: the next one reads all records, and completes the work."""
     call, done = 0, False
     while not done:
         call += 1
@@ -346,7 +345,7 @@ def test_killed_at_any_call_it_is_here_or_there(tmp_path: Path, what: str) -> No
 
 @pytest.mark.long
 def test_the_power_fails_at_any_moment(monkeypatch: Any) -> None:
-    """Whatever of it is on the disk by then, in whatever order: the bytes are here, or the stub says where they are."""
+    """With any of the writes on disk: the bytes are local, or the stub says where they are."""
     rng = random.Random(7)
     disk = SimulatedDisk()
     disk.make_folders("/t/0")

@@ -18,7 +18,7 @@ TIERED: dict[str, Any] = {
     "segment_records": 10, "remote_storage_enable": True, "local_retention_ms": 0, "fsync": "always",
     "file_delete_delay_ms": 0, "retention_ms": -1, "compression_type": "none", "index_interval_bytes": 64,
 }  # fmt: skip
-"""Of a topic whose sealed segments leave as soon as they are shipped."""
+"""Settings of a topic whose sealed segments are evicted as soon as they are shipped."""
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +29,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def url_of(folder: Path) -> str:
-    """Where it is shipped to."""
+    """Return the URL that the store is shipped to."""
     return f"file://{folder}/bucket"
 
 
@@ -39,7 +39,7 @@ def value(number: int) -> bytes:
 
 
 def fill(log: Partition, count: int) -> None:
-    """So many records, a millisecond apart."""
+    """Append ``count`` records, a millisecond apart."""
     for number in range(log.log_end_offset, log.log_end_offset + count):
         log.append([value(number)], timestamps=[1_000 + number])
 

@@ -34,7 +34,7 @@ def _all(members: Collection[str], topics: list[str]) -> dict[str, list[str]]:
 
 
 def _moved(before: Assigned, after: Assigned) -> int:
-    """How many partitions that had an owner have another one now."""
+    """Return how many owned partitions have another owner now."""
     owner = {tp: member for member, partitions in before.items() for tp in partitions}
     return sum(owner.get(tp, member) != member for member, partitions in after.items() for tp in partitions)
 
@@ -44,7 +44,7 @@ def _moved(before: Assigned, after: Assigned) -> int:
 def test_every_partition_has_exactly_one_reader(
     strategy: str, members: dict[str, set[str]], counts: dict[str, int], data: st.DataObject
 ) -> None:
-    """Whatever was before: each partition somebody subscribes to goes to one of those, none to anybody else."""
+    """With any previous assignment, each subscribed partition has one reader, a member that subscribed to it."""
     previous = data.draw(st.dictionaries(st.sampled_from([*members, "stranger"]), _ANY_PARTITIONS))
     found = assign(strategy, members, counts, previous)
     assert list(found) == sorted(members)
@@ -66,7 +66,7 @@ def test_every_partition_has_exactly_one_reader(
 def test_sticky_with_equal_subscriptions_is_balanced(
     names: list[str], counts: dict[str, int], data: st.DataObject
 ) -> None:
-    """No member has two more than another, whatever was before."""
+    """With any previous assignment, no member has two partitions more than another one."""
     previous = data.draw(st.dictionaries(st.sampled_from(names), _ANY_PARTITIONS))
     sizes = [len(one) for one in assign("sticky", _all(names, list(counts)), counts, previous).values()]
     assert max(sizes) - min(sizes) <= 1
@@ -93,7 +93,7 @@ def test_joining_moves_only_what_it_must_and_leaving_only_the_leavers(names: lis
 def test_sticky_is_as_balanced_as_subscriptions_allow(
     members: dict[str, set[str]], counts: dict[str, int], data: st.DataObject
 ) -> None:
-    """No assignment at all is more even; all of them are tried."""
+    """Of all possible assignments, none is more even."""
     previous = data.draw(st.dictionaries(st.sampled_from(list(members)), _ANY_PARTITIONS))
     found = assign("sticky", members, counts, previous)
     choices = [
@@ -155,6 +155,6 @@ def test_sticky_examples() -> None:
 
 
 def test_an_unknown_strategy_is_refused() -> None:
-    """By name."""
+    """The error has its name."""
     with pytest.raises(InvalidConfig, match="assignment_strategy"):
         assign("fair", {"m": ["t"]}, {"t": 1})

@@ -20,7 +20,7 @@ def sealed(*marks: str) -> list[EvictionCandidate]:
 @pytest.mark.parametrize(
     ("config", "segments", "leave"),
     [
-        # by age: the first that stays keeps what lies behind it
+        # by age: the first segment that stays keeps all later ones
         ({"local_retention_ms": 7500}, "hhhhh", [0, 1, 2]),
         ({"local_retention_ms": 0}, "hhhhh", [0, 1, 2, 3, 4]),
         ({"local_retention_ms": 20_000}, "hhhhh", []),
@@ -32,7 +32,7 @@ def sealed(*marks: str) -> list[EvictionCandidate]:
         ({"local_retention_bytes": -1}, "hhhhh", []),
         # either is enough
         ({"local_retention_ms": 9500, "local_retention_bytes": 350}, "hhhhh", [0, 1]),
-        # what is remote is passed over; what is not shipped keeps all behind it
+        # remote segments are skipped; a segment that is not shipped keeps all later ones
         ({"local_retention_ms": 0}, "rhrhh", [1, 3, 4]),
         ({"local_retention_ms": 0}, "hhuhh", [0, 1]),
         ({"local_retention_ms": 0}, "uhhhh", []),
@@ -46,14 +46,14 @@ def sealed(*marks: str) -> list[EvictionCandidate]:
     ],
 )
 def test_what_leaves(config: dict[str, Any], segments: str, leave: list[int]) -> None:
-    """By age, by size, from the oldest on, as Kafka says."""
+    """Segments leave by age or by size, the oldest first, as in Kafka."""
     settings = TopicConfig.from_mapping({"remote_storage_enable": True, **config})
     found = evictable_segments(settings, sealed(*segments), 50, NOW_MS)
     assert [segment.base_offset for segment in found] == leave
 
 
 def test_a_segment_without_bytes_stays() -> None:
-    """There is nothing of it to give back, and a hole of no size tells nothing."""
+    """Its eviction frees nothing, and a hole of size 0 would mark nothing."""
     settings = TopicConfig(remote_storage_enable=True, local_retention_ms=0)
     empty = EvictionCandidate(0, 0, 0, False, True)
     assert [one.base_offset for one in evictable_segments(settings, [empty, *sealed("h", "h")[1:]], 0, NOW_MS)] == [1]

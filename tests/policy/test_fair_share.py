@@ -51,7 +51,7 @@ def test_every_backlog_advances(backlogs: dict[int, int], limit: int) -> None:
 
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=8), st.integers(1, 20), st.integers(0, 50))
 def test_a_backlog_ends_while_another_grows(backlogs: list[int], limit: int, growth: int) -> None:
-    """A partition is done after at most as many cycles as it has offsets, though another grows for ever."""
+    """A partition is done after at most as many cycles as it has offsets, while another one grows forever."""
     left = dict(enumerate(backlogs))
     left[-1] = 10_000
     for _ in range(max(backlogs)):
@@ -90,7 +90,7 @@ def test_keys_come_and_go() -> None:
 
 @given(st.integers(2, 8), st.data())
 def test_nobody_is_overtaken_twice(count: int, data: st.DataObject) -> None:
-    """While a key waits, each other key is served before it at most once, whichever of them come and go."""
+    """While a key waits, each other key is served before it at most once, whichever keys come and go."""
     turns: Turns[int] = Turns()
     for _ in range(4 * count):
         order = turns.order([*data.draw(st.lists(st.integers(1, count), unique=True)), 0])

@@ -1,4 +1,4 @@
-"""When an fsync is due: every policy, below its bound and at it."""
+"""The time of an fsync: every policy, below its bound and at the bound."""
 
 from __future__ import annotations
 
@@ -52,8 +52,10 @@ BACKGROUND = [
 
 @pytest.mark.parametrize(("policy", "records", "age_ms", "slack_ms", "sealed", "due"), BACKGROUND)
 def test_when_the_background_flush_is_due(policy, records, age_ms, slack_ms, sealed, due):
-    """Only a policy in milliseconds is the background's to keep, before its bound is passed; sealed segments are
-    synced under every policy; and nothing is, when nothing was written."""
+    """The background sync keeps a policy in milliseconds, before its bound.
+
+    It syncs sealed segments under every policy. Without new records it does nothing.
+    """
     found = background_sync_due(
         FsyncPolicy.parse(policy),
         unsynced_records=records,

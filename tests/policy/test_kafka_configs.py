@@ -16,7 +16,7 @@ NO_NUMBERS: Final = ("", "x", "1.5", "1e3", "0x10", "1 0", "--1")
 NO_FLAGS: Final = ("", "maybe", "1", "yes")
 NO_REPLICAS: Final = ("x", "1", "0:1,*", "-1:2", "0:1:2", "none")
 
-# What Kafka 4.4.0 answers (its LogConfig was asked): (values that it takes, values that it refuses).
+# Answers of Kafka 4.4.0 (its LogConfig was asked): (values that it accepts, values that it refuses).
 KAFKA: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "cleanup.policy": (("", "delete", "compact", "compact,delete", "delete, compact"), ("none", "delete;compact")),
     "compression.gzip.level": (("-1", "1", "9"), ("0", "10", "-2", *NO_NUMBERS)),
@@ -90,17 +90,17 @@ REFUSED: Final = [(name, value) for name, (_, refused) in KAFKA.items() for valu
 
 
 def config_of(name: str, value: str) -> TopicConfig:
-    """The settings of a new topic that is given this one."""
+    """Return the settings of a new topic that is created with this one."""
     return TopicConfig.from_mapping(to_engine({name: value}))
 
 
 def described(config: TopicConfig) -> dict[str, str | None]:
-    """Every setting, as a client is told it."""
+    """Return every setting as a client sees it."""
     return {entry.name: entry.value for entry in describe(config)}
 
 
 def test_every_setting_of_kafkas_is_in_the_table() -> None:
-    """With all that 4.4.0 has; what is described is what may be set."""
+    """The table has all settings of 4.4.0; the described settings are those that can be set."""
     assert len(KAFKA) == 37
     assert set(KAFKA) == set(SETTINGS)
     assert list(described(TopicConfig())) == known_keys() == sorted({*SETTINGS, *TOPIC_CONFIG_KEYS})
@@ -108,7 +108,7 @@ def test_every_setting_of_kafkas_is_in_the_table() -> None:
 
 @pytest.mark.parametrize(("name", "value"), [*TAKEN, *TAKEN_HERE])
 def test_a_right_value_has_its_effect_or_is_reported_to_have_none(name: str, value: str) -> None:
-    """Never neither: what is described afterwards is the value, or else the log says why it is not."""
+    """The described value is the new one, or the log says why it has no effect."""
     config = config_of(name, value)
     before, after = described(TopicConfig()), described(config)
     ineffective = without_effect({name: value}, config, is_shipped=True)
@@ -127,7 +127,7 @@ def test_a_right_value_has_its_effect_or_is_reported_to_have_none(name: str, val
 
 @pytest.mark.parametrize(("name", "value"), [*REFUSED, *REFUSED_HERE])
 def test_a_wrong_value_is_refused(name: str, value: str) -> None:
-    """With the key, the value, and what it takes."""
+    """The error has the key, the value, and the valid values."""
     with pytest.raises(InvalidConfig) as caught:
         config_of(name, value)
     assert caught.value.key == name
@@ -135,7 +135,7 @@ def test_a_wrong_value_is_refused(name: str, value: str) -> None:
 
 
 def test_every_setting_has_a_meaning_or_a_reason() -> None:
-    """As a client that asks for documentation reads it."""
+    """Each has the text that a client gets as documentation."""
     for entry in describe(TopicConfig()):
         assert entry.documentation
         assert entry.documentation.startswith("Has no effect here: ") == (entry.name in WITHOUT)
@@ -183,7 +183,7 @@ def test_levels_are_those_of_the_topics_codec() -> None:
     ],
 )
 def test_of_both_flush_settings_the_safer_holds(settings: dict[str, str], fsync: str) -> None:
-    """In whatever order they are named: the engine has one policy. Without a limit they leave it as it is."""
+    """This holds in any order: the engine has one policy. Without a limit, the policy stays as it is."""
     assert str(TopicConfig.from_mapping(to_engine(settings)).fsync) == fsync
 
 
@@ -196,7 +196,7 @@ def test_tiered_storage_has_no_effect_until_the_store_is_shipped() -> None:
 
 
 def test_unknown_settings() -> None:
-    """Are refused where they are set, and change nothing where they are reset: MirrorMaker resets all it knows."""
+    """They are refused when they are set, and ignored when they are reset: MirrorMaker resets all settings it knows."""
     for name in ("message.downconversion.enable", "message.format.version", "retention.sm", ""):
         with pytest.raises(InvalidConfig, match="unknown topic setting"):
             to_engine({name: "1"})
@@ -208,6 +208,6 @@ def test_unknown_settings() -> None:
 
 @pytest.mark.parametrize("name", KAFKA)
 def test_a_reset_gives_the_default_back(name: str) -> None:
-    """Of every setting, whatever it was."""
+    """A reset of any setting restores the default."""
     config = config_of(name, KAFKA[name][0][-1])
     assert config.replace(to_engine({}, config, [name])) == TopicConfig()

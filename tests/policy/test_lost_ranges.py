@@ -26,7 +26,7 @@ offsets = st.integers(0, END)
 
 @st.composite
 def spans(draw: st.DrawFn) -> tuple[int, int]:
-    """An interval that is not empty."""
+    """Draw an interval that is not empty."""
     base = draw(st.integers(0, END - 1))
     return base, draw(st.integers(base + 1, END))
 
@@ -45,7 +45,7 @@ def numbers(ranges: tuple[LostRange, ...]) -> set[int]:
 
 
 def is_history(ranges: tuple[LostRange, ...]) -> bool:
-    """Ascending, not empty, without overlaps."""
+    """Return whether the ranges ascend, are not empty, and do not overlap."""
     return all(lost.base_offset < lost.end_offset for lost in ranges) and all(
         before.end_offset <= after.base_offset for before, after in pairwise(ranges)
     )
@@ -53,7 +53,7 @@ def is_history(ranges: tuple[LostRange, ...]) -> bool:
 
 @given(histories(), spans())
 def test_what_overlaps_is_the_first_with_an_offset_in_common(ranges: tuple[LostRange, ...], span: tuple[int, int]):
-    """And there is none exactly if no offset is in common."""
+    """The result is None exactly if the range and the history have no offset in common."""
     common = numbers(ranges) & set(range(*span))
     found = find_overlapping(ranges, *span)
     assert (found is None) == (not common)
@@ -63,7 +63,7 @@ def test_what_overlaps_is_the_first_with_an_offset_in_common(ranges: tuple[LostR
 
 @given(histories(), offsets)
 def test_where_history_goes_on(ranges: tuple[LostRange, ...], offset: int):
-    """At the first offset that is not lost; an offset that is not lost stays where it is."""
+    """History resumes at the first offset that is not lost; such an offset stays unchanged."""
     lost = numbers(ranges)
     wanted = offset
     while wanted in lost:
@@ -74,7 +74,7 @@ def test_where_history_goes_on(ranges: tuple[LostRange, ...], offset: int):
 
 @given(histories(), spans())
 def test_a_gap_is_explained_when_every_offset_of_it_is_lost(ranges: tuple[LostRange, ...], span: tuple[int, int]):
-    """By one range or by several that touch."""
+    """One range or several adjacent ones may explain it."""
     assert is_lost(ranges, *span) == (set(range(*span)) <= numbers(ranges))
 
 
@@ -106,7 +106,7 @@ def test_a_count_leaves_lost_ranges_out(ranges: tuple[LostRange, ...], base: int
 
 @given(histories(), offsets, st.integers(1, END))
 def test_an_advance_is_the_inverse_of_a_count(ranges: tuple[LostRange, ...], base: int, count: int) -> None:
-    """`advance` returns the first end between which and ``base`` there are so many offsets outside lost ranges."""
+    """`advance` returns the first end with ``count`` offsets outside lost ranges between ``base`` and it."""
     end = advance(ranges, base, count)
     assert count_offsets(ranges, base, end) == count
     assert count_offsets(ranges, base, end - 1) == count - 1

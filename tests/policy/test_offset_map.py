@@ -1,4 +1,4 @@
-"""The offset map against plain dictionaries: full or not, with clashing hashes or none."""
+"""The offset map against plain dictionaries: with and without room, with and without clashing hashes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from segmentlog.policy.offset_map import ENTRY_BYTES, OffsetMap
 
 
 def size_of(entries: int, keep_last: int) -> int:
-    """Bytes for so many entries."""
+    """Return the bytes that ``entries`` entries need."""
     return entries * (ENTRY_BYTES + (0 if keep_last == 1 else 13 + 12 * keep_last))
 
 
@@ -35,7 +35,7 @@ def logs(draw: st.DrawFn) -> tuple[list[int], list[int], list[bool]]:
 
 
 def last_ones(keys: list[int], offsets: list[int], dead: list[bool], keep_last: int) -> list[int]:
-    """What a dictionary says."""
+    """Return the offsets that a dictionary keeps."""
     of_key: dict[int, list[int]] = defaultdict(list)
     for key, offset, is_dead in zip(keys, offsets, dead, strict=True):
         if is_dead and keep_last > 1:
@@ -54,7 +54,7 @@ def last_ones(keys: list[int], offsets: list[int], dead: list[bool], keep_last: 
 def test_the_last_of_each_key_stay(
     clash: bool, log: tuple[list[int], list[int], list[bool]], keep_last: int, room: int, step: int
 ) -> None:
-    """As far as there was room the map holds the last records of each key, and nothing else of them."""
+    """While it has room, the map holds exactly the last records of each key."""
     keys, offsets, dead = log
     with mock.patch.object(offset_map, "_mix", clashing if clash else offset_map._mix):
         found = OffsetMap(size_of(room, keep_last), keep_last)

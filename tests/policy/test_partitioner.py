@@ -36,7 +36,7 @@ ragged_keys = st.tuples(few_keys, st.lists(st.binary(min_size=200, max_size=400)
 
 
 def one_by_one(keys, partition_count, sticky):
-    """What partitions_for_keys must equal."""
+    """Return what `partitions_for_keys` must return, one key at a time."""
     return [sticky if key is None else partition_for_key(key, partition_count) for key in keys]
 
 
@@ -61,7 +61,7 @@ def test_many_keys_at_once_hash_as_kafka_hashes_them(repeats):
 @example(keys=[bytes(300)] * 30, partition_count=7)
 @example(keys=[b"k"] * 30 + [bytes(70_000)], partition_count=7)
 def test_many_at_once_equals_one_at_a_time(keys, partition_count):
-    """However many keys and whatever their lengths, the vectorised hash and the plain one agree."""
+    """The vectorised hash and the plain one agree, for any number and lengths of keys."""
     chosen = partitions_for_keys(keys, partition_count, 0)
     assert chosen.dtype == np.int32
     assert chosen.tolist() == one_by_one(keys, partition_count, 0)
@@ -85,7 +85,7 @@ def test_keys_spread_evenly():
 @pytest.mark.parametrize("count", [1, 100])
 @pytest.mark.parametrize("partitioner", [HashPartitioner(), RangePartitioner([b"m"])])
 def test_a_key_that_is_not_bytes_is_refused(partitioner, count):
-    """A str among the keys is a mistake that is told, with and without None beside it."""
+    """A str among the keys raises TypeError, with and without None among them."""
     for others in ([b"a"] * count, [None] * count):
         with pytest.raises(TypeError):
             partitioner.partitions([*others, "text"], 2, 0)
@@ -93,13 +93,13 @@ def test_a_key_that_is_not_bytes_is_refused(partitioner, count):
 
 @pytest.mark.parametrize(("partition_count", "sticky"), [(0, 0), (-1, 0), (3, 3), (3, -1)])
 def test_a_partition_that_does_not_exist_is_refused(partition_count, sticky):
-    """No partitions, or a sticky partition outside them, raise instead of giving a wrong number."""
+    """Without partitions, or with a sticky partition that does not exist, the call raises."""
     with pytest.raises(ValueError, match="is not one of"):
         partitions_for_keys([b"k"], partition_count, sticky)
 
 
 def test_no_partitions_for_a_single_key():
-    """The same for one key."""
+    """The error is the same for one key."""
     with pytest.raises(ValueError, match="partition 0 is not one of the 0 partitions"):
         partition_for_key(b"k", 0)
 

@@ -72,12 +72,12 @@ def test_steps(
     before: Holding, target: frozenset[PartitionId], owned: frozenset[PartitionId] | None, free: frozenset[PartitionId],
     after: Holding,
 ) -> None:  # fmt: skip
-    """Each row of the table; the target is of epoch 7."""
+    """Each row of the table is a step; the target has epoch 7."""
     assert reconcile(before, target, 7, owned, free.__contains__) == after
 
 
 def test_who_waits_holds_nothing_of_it() -> None:
-    """What is held is what is assigned, and what has not been let go of."""
+    """A member holds its assigned partitions, and those that it has not released yet."""
     assert Holding(assigned=_of(A)).held == _of(A)
     assert _revoking(5, _of(A), _of(B)).held == _of(A, B)
     assert Holding().held == NOTHING

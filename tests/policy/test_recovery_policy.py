@@ -1,4 +1,4 @@
-"""Where a recovered log goes on: every row of the decision table, and what no row may do."""
+"""The end offset and epoch of a recovered log: every row of the decision table, and rules for all rows."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ ROWS = [
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
 def test_every_row_of_the_table(row):
-    """Each kind of evidence leads to its verdict: where the log goes on, in which epoch, and why."""
+    """Each kind of evidence leads to its verdict: the resume offset, the epoch, and the reason."""
     _, known, slot_damaged, has_segments, end_offset, last_epoch, resume_offset, epoch, why = row
     verdict = decide(
         known, slot_damaged=slot_damaged, has_segments=has_segments, end_offset=end_offset, last_epoch=last_epoch
@@ -86,8 +86,10 @@ checkpoints = st.builds(lambda at, more, clean: checkpoint(at, at + more, clean=
     last_epoch=st.integers(0, 9),
 )
 def test_no_offset_is_ever_handed_out_twice(known, slot_damaged, has_segments, end_offset, last_epoch):
-    """Whatever the evidence: the log goes on at or above all that may have been handed out, and in a new epoch
-    unless nothing can have been lost."""
+    """With any evidence, the log resumes at or after all offsets that may have been assigned.
+
+    It begins a new epoch unless certainly no record was lost.
+    """
     if not has_segments and known is None:
         end_offset = 0  # nothing to scan
     verdict: RecoveryVerdict = decide(

@@ -103,7 +103,7 @@ def test_the_high_watermark_waits_for_enough_members() -> None:
 
 
 def test_the_ceiling_is_raised_before_it_is_reached() -> None:
-    """When half a step is left."""
+    """It is raised when half a step is left."""
     assert policy.extend_ceiling(49, 100, 100) == 100
     assert policy.extend_ceiling(50, 100, 100) == 150
 

@@ -80,7 +80,7 @@ def test_the_owner_s_last_manifest_begins_the_period() -> None:
 
 
 def test_a_manifest_that_cannot_be_read_says_nothing() -> None:
-    """While the object store is unreachable, and until it has been read as unchanged for the whole period."""
+    """A takeover waits while the object store is unreachable, and until the manifest stayed unchanged for long."""
     watched = Watched()
     watched.step([ALIVE])
     for _ in range(60):

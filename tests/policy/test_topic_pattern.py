@@ -34,7 +34,7 @@ def test_syntax(pattern: str, matching: list[str], others: list[str]) -> None:
     ["(", "a)", "[b-a]", "*", "a**", "a{1001}", r"\1", "(?=a)", r"\p{Klingon}", "((a{100}){9}){9}", "a" * 5000],
 )
 def test_what_is_refused(pattern: str) -> None:
-    """What RE2 does not know, and what would be too large; it is said why."""
+    """A pattern that RE2 does not support, or that is too large, is refused with the reason."""
     with pytest.raises(BadPattern, match=r"\w{2}"):
         TopicPattern(pattern)
 
@@ -44,7 +44,7 @@ def test_what_is_refused(pattern: str) -> None:
     ["(a*)*b", "(a|a)*b", "(a?){200}b", "((a|b)*a(a|b){50})*-", "(" + "|".join(["(a|b)*a(a|b){40}"] * 10) + ")c"],
 )
 def test_nothing_takes_long(pattern: str) -> None:
-    """Expressions that keep a backtracking matcher busy for ever are soon done with."""
+    """Expressions that keep a backtracking matcher busy forever end soon."""
     names = [f"{n * 2654435761 % 2**249:0249b}".replace("0", "a").replace("1", "b") for n in range(100)]
     began_s = time.process_time()
     assert TopicPattern(pattern).matching(names) == []

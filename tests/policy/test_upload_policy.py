@@ -1,4 +1,4 @@
-"""What is shipped next: whatever a log does, what the manifest says of it is whole, and little is shipped twice."""
+"""The choice of the next upload: in any state of the log, the manifest is complete, and few bytes are shipped twice."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Log:
         self.tails: list[Tail] = []
 
     def local(self) -> LocalLog:
-        """As it is on disk."""
+        """Return the log as it is on disk."""
         ends = [*self.bases[1:], self.end_offset]
         segments = [
             LocalSegment(base, end, (end - base) * _RECORD_BYTES, base != self.bases[-1])
@@ -63,16 +63,16 @@ class Log:
         return LocalLog(0, 0, self.end_offset, epochs, (), Compacted(), False, 1, tuple(segments))
 
     def append(self, count: int) -> None:
-        """So many records more."""
+        """Append ``count`` records."""
         self.end_offset += count
 
     def roll(self) -> None:
-        """The next record goes into a new segment."""
+        """Begin a new segment with the next record."""
         if self.end_offset > self.bases[-1]:
             self.bases.append(self.end_offset)
 
     def upload(self) -> None:
-        """What was begun to be uploaded lies there."""
+        """Finish the uploads that were started."""
         self.uploaded.update(self.uploading)
         self.uploading.clear()
 
@@ -107,7 +107,7 @@ class Log:
         return not to_do.is_incomplete
 
     def _check(self, local: LocalLog) -> None:
-        """Each byte from the beginning to the end that is told is there once, in the file that it belongs to."""
+        """Check that each byte up to the shipped end is uploaded once, in the file that it belongs to."""
         shipped = self.shipped
         assert shipped is not None
         topic = ShippedTopic("0f2ea2a5-6b1c-4a4c-8d29-3f1d7c5f0b11", "t", {}, 1000, 1, (shipped,))
@@ -140,7 +140,7 @@ _steps = st.lists(
 
 @given(_steps, st.sampled_from([TAIL_BYTES, 3000, 500]))
 def test_what_is_told_is_whole_and_comes_to_all_of_it(steps: list[tuple[Any, ...]], room_bytes: int) -> None:
-    """After every tick it is a log as it once was; and once nothing new comes, a few ticks ship all."""
+    """After every tick, the manifest has a state that the log had; after the last append, a few ticks ship all."""
     log = Log(room_bytes)
     with mock.patch("segmentlog.policy.upload_policy.TAIL_BYTES", room_bytes):
         for what, *args in steps:
@@ -206,7 +206,7 @@ def test_an_end_that_was_given_up_may_be_nearer() -> None:
 
 
 def test_ceilings_are_raised_ahead() -> None:
-    """At half of the window, which is two minutes of appends, or more; they never sink."""
+    """They are raised at half of the window, which is two minutes of appends or more, and never fall."""
     offset_grant = extend_grant(0, 0, 0.0)
     assert offset_grant == GRANT_MIN
     assert extend_grant(GRANT_MIN // 2, offset_grant, 0.0) == offset_grant
@@ -216,7 +216,7 @@ def test_ceilings_are_raised_ahead() -> None:
 
 
 def test_tails_that_hold_little_are_emptied() -> None:
-    """Of what is large; what nobody refers to goes by itself."""
+    """Only large tails are emptied; a tail without references is deleted anyway."""
     size = 1 << 20
     chunks = [
         Chunk(0, 0, size // 5, 0, 1, 1, 0, ""),
@@ -228,7 +228,7 @@ def test_tails_that_hold_little_are_emptied() -> None:
 
 @pytest.mark.parametrize("begun_offset", [0, 3, 6])
 def test_a_compacted_segment_goes_with_what_took_the_place_of_its_records(begun_offset: int) -> None:
-    """Its copy lies there, and the next one's does not: what the copy lacks would be nowhere."""
+    """If only the copy is uploaded and the next segment is not, the manifest waits: it would lack records."""
     compacted = Compacted(begun_offset=begun_offset)
     segments = (LocalSegment(0, 3, 100, True), LocalSegment(3, 6, 5 << 20, True), LocalSegment(6, 9, 300, False))
     local = LocalLog(0, 0, 9, (EpochStart(0, 0),), (), compacted, False, 2, segments)
@@ -253,7 +253,7 @@ def test_a_compacted_segment_goes_with_what_took_the_place_of_its_records(begun_
 
 @pytest.mark.parametrize("same", [True, False])
 def test_another_generation_tells_that_chunks_were_replaced(same: bool) -> None:
-    """A segment that lies there in chunks was compacted: its file is another one, as large as before or smaller."""
+    """A segment that was uploaded in chunks was compacted: its file is another one, of the same size or smaller."""
     segments = (LocalSegment(0, 4, 400, True), LocalSegment(4, 6, 100, False))
     local = LocalLog(0, 0, 6, (EpochStart(0, 0),), (), Compacted(), False, 2, segments)
     put = [Chunk(0, 0, 400, 0, 4, 0, 0, ""), Chunk(4, 0, 100, 4, 6, 0, 400, "")]
@@ -284,8 +284,10 @@ def test_a_chunk_before_the_log_start_counts_while_its_segment_stays(same: bool)
 
 
 def test_what_is_kept_keeps_what_it_had_lost() -> None:
-    """A truncation goes through a lost range, and the segments that are left have yet to be uploaded: what lies there
-    until then is explained by the old range, and not by the one that took its place."""
+    """A truncation goes through a lost range, and the remaining segments are not uploaded yet.
+
+    Until then the manifest keeps the old range, which explains the offsets that its segments lack.
+    """
     before = ShippedPartition(
         number=0, offset_grant=100, log_start_offset=0, end_offset=15, generation=1,
         epochs=(EpochStart(0, 0), EpochStart(1, 15)), lost_ranges=(LostRange(8, 15, 1, "", 0),), active_base=15,
@@ -303,7 +305,7 @@ def test_what_is_kept_keeps_what_it_had_lost() -> None:
 
 
 def test_a_segment_that_lies_there_alone_is_never_put_in_chunks() -> None:
-    """The manifest refers to its object as long as it is there alone: what lies before it is waited for."""
+    """The manifest keeps a segment that exists only in the object store while an upload before it is missing."""
     log = Log()
     for _ in range(3):
         log.append(10)

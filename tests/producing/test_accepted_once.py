@@ -50,7 +50,7 @@ def store(tmp_path: Path, clock: FakeClock, fs: FaultyFileSystem, request: pytes
 
 
 def _appended(store: LogStore, topic: str = "t") -> list[tuple[bytes | None, int]]:
-    """Each value and its timestamp, except the first record of each partition."""
+    """Return each value and its timestamp, except the first record of each partition."""
     logs = store.topic(topic).partitions()
     return sorted((one.value, one.timestamp) for log in logs for one in contents(log, isolation="read_committed")[1:])
 
@@ -127,7 +127,7 @@ def test_a_record_that_the_program_sends_again_is_judged_again(
 
 @pytest.mark.parametrize("many", [False, True])
 def test_an_asynchronous_producer_judges_when_it_is_called(store: LogStore, clock: FakeClock, many: bool) -> None:
-    """A record may wait behind other calls, or in a chunk, for longer than the topic's timestamp limit."""
+    """A record may wait for other calls, or in a chunk, for longer than the topic's timestamp limit."""
     at_ms, is_called = clock.now_ms(), threading.Event()
 
     def advance() -> None:

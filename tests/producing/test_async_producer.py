@@ -68,7 +68,7 @@ class _Stuck:
 
 
 def test_what_is_sent_arrives_in_order(store: LogStore) -> None:
-    """One by one and as lists; each delivery says where, as the log has it."""
+    """This holds for single records and lists; each delivery has the offset in the log."""
 
     async def send() -> list[Any]:
         async with store.aproducer(linger_ms=1) as producer:
@@ -107,7 +107,7 @@ def test_lingering_is_the_loops(store: LogStore) -> None:
 
 
 def test_durable_is_on_disk(store: LogStore, fs: FaultyFileSystem) -> None:
-    """By one fsync for all that wait; of lists too."""
+    """One fsync covers all that wait, lists included."""
 
     async def send() -> None:
         async with store.aproducer(linger_ms=1) as producer:
@@ -126,7 +126,7 @@ def test_durable_is_on_disk(store: LogStore, fs: FaultyFileSystem) -> None:
 
 
 def test_no_thread_for_a_call_nor_for_a_producer(store: LogStore) -> None:
-    """However many there are: a few threads that all share, gone when the last one is closed."""
+    """Any number of calls and producers share a few threads, which end with the last producer."""
     before = threading.active_count()
 
     async def send() -> None:
@@ -269,7 +269,7 @@ def test_closing_that_is_cancelled_goes_on(store: LogStore, fs: FaultyFileSystem
 
 
 def test_a_beginning_that_is_cancelled_leaves_nothing(store: LogStore) -> None:
-    """No producer that holds on to its name."""
+    """No producer keeps the name."""
 
     async def send() -> None:
         task = asyncio.create_task(store.aproducer(name="n").start())
@@ -317,7 +317,7 @@ def test_a_beginning_that_is_cancelled_half_way_takes_no_name_from_who_comes_nex
 
 
 def test_what_fails_is_told(store: LogStore, fs: FaultyFileSystem) -> None:
-    """By the delivery, and once more by flush; the next record is appended."""
+    """The delivery raises the error, and so does the next flush; the next record is appended."""
 
     async def send() -> None:
         async with store.aproducer(linger_ms=1) as producer:
@@ -371,7 +371,7 @@ def test_transactions(store: LogStore) -> None:
 
 
 def test_a_beginning_that_is_cancelled_aborts_no_other_task_s(store: LogStore) -> None:
-    """One transaction at a time: who could not begin another one, and was cancelled, leaves that one alone."""
+    """If a task that could not begin another transaction is cancelled, the current transaction is not aborted."""
 
     async def send() -> None:
         async with store.aproducer() as producer:
@@ -397,7 +397,7 @@ def test_a_beginning_that_is_cancelled_aborts_no_other_task_s(store: LogStore) -
 
 
 def test_a_failed_transaction_is_aborted(store: LogStore, fs: FaultyFileSystem) -> None:
-    """And the next one works."""
+    """The next transaction works."""
 
     async def send() -> None:
         async with store.aproducer() as producer:
@@ -435,7 +435,7 @@ def test_objects(store: LogStore) -> None:
 
 
 def test_each_loop_has_its_own(store: LogStore) -> None:
-    """Two loops at once; a producer of one is refused in another."""
+    """Two loops work at once; a producer of one loop is refused in the other."""
 
     def work(number: int) -> None:
         async def send() -> None:
@@ -467,7 +467,7 @@ def test_each_loop_has_its_own(store: LogStore) -> None:
 
 
 def test_a_forked_child_makes_its_own(store: LogStore) -> None:
-    """With threads of its own; the parent's is refused there."""
+    """The child's producer has its own threads; the parent's is refused there."""
 
     async def begin() -> Any:
         producer = await store.aproducer(linger_ms=1).start()
@@ -503,7 +503,7 @@ def test_a_forked_child_makes_its_own(store: LogStore) -> None:
 
 
 def test_what_is_not_begun_says_so(store: LogStore) -> None:
-    """And wrong options are refused when it is made."""
+    """Wrong options are refused at construction."""
 
     async def send() -> None:
         producer = store.aproducer()
@@ -521,7 +521,7 @@ def test_what_is_not_begun_says_so(store: LogStore) -> None:
 
 
 def test_one_that_is_not_closed_is_closed_with_the_store(tmp_path: Path) -> None:
-    """Its records are appended, though its loop is gone."""
+    """Its records are appended, although its loop is gone."""
 
     async def send(store: LogStore) -> Any:
         producer = await store.aproducer(linger_ms=10_000).start()

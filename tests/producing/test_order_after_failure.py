@@ -79,7 +79,7 @@ def _wait_until_done(delivery: Delivery) -> None:
 @pytest.mark.parametrize("call", range(1, 8))
 @pytest.mark.parametrize("name", [None, "named"])
 def test_sent_again_it_is_in_order(store: LogStore, fs: FaultyFileSystem, call: int, name: str | None) -> None:
-    """One write fails for want of room, the next one would find some: the log has each record once, as it was sent."""
+    """One write fails for lack of room, and the next one would succeed: the log has each record once, in order."""
     with store.producer(name=name, linger_ms=1000, batch_size=BATCH_BYTES) as producer:
         fs.fail("pwritev", errno.ENOSPC, call=call)
         assert _send_until_appended(producer, "one", keyed=False) == 2
@@ -331,7 +331,7 @@ def test_what_send_raises_of_earlier_records_is_no_fault_of_its_own(store: LogSt
 
 
 def test_what_was_sent_while_a_batch_failed_fails_too(store: LogStore, fs: FaultyFileSystem) -> None:
-    """Another thread appends it: what its own thread sender meanwhile is not appended before it either."""
+    """Another thread appends it, and records that its own thread sends meanwhile must not come before it."""
     reached, fails = threading.Event(), threading.Event()
     with store.producer(linger_ms=1000, batch_size=BATCH_BYTES) as producer:
 

@@ -47,7 +47,7 @@ def _everything(topic: Topic) -> dict[int, list[tuple[bytes | None, bytes | None
 
 
 def test_keys_go_where_kafkas_murmur2_sends_them(store: LogStore) -> None:
-    """By `send` or `send_many`: each key in its one partition, in the order it was sent."""
+    """With `send` and `send_many`, each key is in its one partition, in the order in which it was sent."""
     sent = [(b"key %d" % (number % 37), b"%d" % number) for number in range(400)]
     with store.producer(linger_ms=1000) as producer:
         for key, value in sent[:200]:
@@ -351,7 +351,7 @@ def test_a_store_is_closed_whatever_is_raised(tmp_path: Path) -> None:
 
 
 def test_a_partition_that_does_not_exist_is_told(store: LogStore) -> None:
-    """At once, by `UnknownTopic`, and what is sent afterwards arrives."""
+    """The error is `UnknownTopic`, at once, and later records are appended."""
     producer = store.producer(linger_ms=1000)
     with pytest.raises(UnknownTopic):
         producer.send("four", b"a", partition=9)

@@ -40,7 +40,7 @@ def _clicks(count: int) -> list[Click | None]:
 
 
 def test_objects_are_sent_and_come_back(store: LogStore) -> None:
-    """By `send` and `send_many`, values and keys; a tombstone and a missing key are None."""
+    """`send` and `send_many` serialize values and keys; a tombstone and a missing key are None."""
     with store.producer(serializer=CODEC, key_serializer=text_codec(), name="typed") as producer:
         delivery = producer.send("clicks", Click("/a"), "ann", headers=[("h", b"1")], timestamp=5)
         producer.send("clicks", None, key="bob")
@@ -58,7 +58,7 @@ def test_objects_are_sent_and_come_back(store: LogStore) -> None:
 
 
 def test_either_of_them_may_be_left_out(store: LogStore) -> None:
-    """Then it is bytes, as without."""
+    """Without a serializer, values or keys are bytes."""
     with store.producer(key_serializer=text_codec()) as producer:
         producer.send("clicks", b"{}", "k")
         with pytest.raises(segmentlog.InvalidRecord):
@@ -156,7 +156,7 @@ def _with_bad_ones(store: LogStore) -> None:
 
 
 def test_a_bad_record_raises_where_it_is(store: LogStore) -> None:
-    """All before it are handed out, the position is its offset, and one may seek past it."""
+    """All earlier records are returned, the position is its offset, and a seek past it works."""
     _with_bad_ones(store)
     with store.consumer("clicks", deserializer=CODEC) as consumer:
         found: list[Any] = []
@@ -182,7 +182,7 @@ def _counts(consumer: Any) -> Iterator[int]:
 
 
 def test_a_bad_record_raises_again_until_it_is_passed(store: LogStore) -> None:
-    """Also between batches; and what is before it in its batch comes as a batch of its own."""
+    """This also holds between batches; earlier records of its batch are returned as a batch."""
     _with_bad_ones(store)
     with store.consumer("clicks", deserializer=CODEC) as consumer:
         batches = consumer.batches()
@@ -207,7 +207,7 @@ def test_bad_records_can_be_skipped(store: LogStore) -> None:
 
 
 def test_bad_records_can_be_handed_over(store: LogStore) -> None:
-    """With their bytes and the reason, for a topic of the dead, say."""
+    """The callback gets the bytes and the reason, for example for a dead-letter topic."""
     _with_bad_ones(store)
     with store.consumer("clicks", deserializer=CODEC, key_deserializer=text_codec(), on_error="yield") as consumer:
         values: list[Any] = [record.value for record in consumer]
@@ -230,7 +230,7 @@ def test_a_seek_in_the_middle_of_a_batch_with_bad_ones(store: LogStore) -> None:
 
 
 def test_a_group_commits_up_to_the_bad_record(store: LogStore) -> None:
-    """And not beyond it: its next member meets it again."""
+    """The next member of the group gets the bad record again."""
     _with_bad_ones(store)
     for _ in range(2):
         with (
@@ -244,7 +244,7 @@ def test_a_group_commits_up_to_the_bad_record(store: LogStore) -> None:
 
 
 def test_what_is_no_serializer_is_refused(store: LogStore) -> None:
-    """When producer and consumer are made."""
+    """The constructors of producer and consumer refuse it."""
     for options in ({"serializer": 3}, {"key_serializer": json_codec}):
         with pytest.raises(segmentlog.InvalidConfig, match="a method `serialize`"):
             store.producer(**options)

@@ -33,7 +33,7 @@ def test_a_store_that_is_closed_appends_what_was_sent(tmp_path: Path, background
 
 
 def test_the_end_of_a_program_appends_what_was_sent(tmp_path: Path) -> None:
-    """With a warning that says how many."""
+    """A warning has the number of records."""
     script = """
 import sys, segmentlog
 store = segmentlog.open(sys.argv[1])
@@ -99,7 +99,7 @@ def test_what_cannot_be_appended_is_told_at_the_end(tmp_path: Path) -> None:
 
 
 def test_a_member_commits_as_its_store_is_closed(tmp_path: Path) -> None:
-    """With ``auto_commit``: what was processed, and not the record in hand."""
+    """With ``auto_commit`` it commits the processed records, without the current one."""
     with segmentlog.open(tmp_path / "s") as store:
         store.create_topic("t").partition(0).append([b"%d" % number for number in range(10)])
         consumer = store.consumer("t", group="g", auto_commit=True)

@@ -17,7 +17,7 @@ HOST = "10.0.0.7"
 
 
 def write_rules(folder: Path, *lines: str, **options: Any) -> Authorizer:
-    """An authorizer by lines of a file, which is looked at whenever it is asked."""
+    """Write the lines into a file, and return an authorizer that reads it at every decision."""
     (folder / "acls").write_text("\n".join(lines) + "\n")
     return Authorizer(str(folder / "acls"), check_interval_s=0, **options)
 
@@ -32,7 +32,7 @@ def allowed(authorizer: Authorizer, principal: Principal, kind: ResourceType, na
 
 
 def Call(authorizer: Authorizer, principal: Principal = ANN) -> server_call.RequestContext:
-    """A call of this principal, to a broker that has rules and limits."""
+    """Return a call of this principal, to a broker with rules and limits."""
     broker: Any = SimpleNamespace(authorizer=authorizer, settings=ServerSettings())
     return server_call.RequestContext(
         broker=broker, api_key=29, version=3, client_id="", client_host=HOST, principal=principal

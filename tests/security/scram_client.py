@@ -1,4 +1,4 @@
-"""A SCRAM client by the letter of RFC 5802, with hooks for doing it wrong. It prepares nothing, as Kafka's do not."""
+"""A SCRAM client according to RFC 5802, with hooks for mistakes. Like Kafka's clients, it does not prepare strings."""
 
 from __future__ import annotations
 
@@ -41,5 +41,5 @@ class ScramClient:
         return f"{without_proof},p={base64.b64encode(proof).decode()}".encode()
 
     def check(self, server_final: bytes) -> bool:
-        """Whether the server knows the password, too."""
+        """Return whether the server knows the password, too."""
         return server_final == b"v=" + base64.b64encode(self._signature)

@@ -54,7 +54,7 @@ def parse(text: str) -> list[Rule]:
     ],
 )
 def test_a_line_is_a_rule(text: str, rule: Rule) -> None:
-    """And what is written of the rule is read as the same."""
+    """The text of the parsed rule is read as the same rule."""
     assert parse(text) == [rule]
     assert parse(format_rules([rule])) == [rule]
 
@@ -165,7 +165,7 @@ def test_bytes_that_are_no_text_are_told_with_their_line() -> None:
 
 
 def test_rules_are_added_at_the_end_and_once() -> None:
-    """All else stays as it was, a last line without its newline too; rules alike share a line."""
+    """The rest of the file stays, also a last line without a newline; equal rules share a line."""
     before = b"# mine\nsuper User:a # me\n\nallow  User:b   read topic:t"
     added = [
         Rule("User:b", ALLOW, Operation.READ, TOPIC, "t"),
@@ -191,7 +191,7 @@ def test_rules_are_removed_and_comments_stay() -> None:
 
 
 def test_a_rule_that_can_never_apply_can_be_removed() -> None:
-    """It is refused where it is made, and read, shown and removed where it is there already."""
+    """New rules of this kind are refused; existing ones are read, shown and can be removed."""
     useless = Rule("User:b", DENY, Operation.READ, TOPIC, "my topic", host="0.0.0.0")
     with pytest.raises(ValueError, match="never applies"):
         check_rule(useless)
@@ -208,7 +208,7 @@ _NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=
 
 @st.composite
 def rules(draw: st.DrawFn) -> Rule:
-    """Any rule that Kafka's tools could make."""
+    """Draw any rule that Kafka's tools could create."""
     resource_type = draw(st.sampled_from(ResourceType))
     operation = draw(st.sampled_from([Operation.ALL, *SUPPORTED[resource_type]]))
     pattern, name = draw(st.sampled_from(Pattern)), draw(_TOPICS if resource_type is TOPIC else _NAMES)

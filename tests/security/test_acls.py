@@ -28,7 +28,7 @@ Make = Callable[..., Authorizer]
 
 @pytest.fixture
 def make(tmp_path: Path) -> Make:
-    """An authorizer by lines of a file, which is looked at whenever it is asked."""
+    """Return a function that writes rules and returns their authorizer, which reads the file at every decision."""
     return partial(write_rules, tmp_path)
 
 
@@ -54,7 +54,7 @@ def make(tmp_path: Path) -> Make:
         (["allow User:ann read group:t"], "t", ""),
         (["allow User:ann read,write topic:t", "deny User:ann write topic:t"], "t", "read describe"),
         (["deny User:ann write topic:t", "allow User:ann read,write topic:t"], "t", "read describe"),
-        # A rule that denies to describe does not deny to read, nor the other way round.
+        # A rule that denies DESCRIBE does not deny READ, and a rule that denies READ does not deny DESCRIBE.
         (["allow User:ann read topic:t", "deny User:ann describe topic:t"], "t", "read"),
         (["allow User:ann read,describe topic:t", "deny User:ann read topic:t"], "t", "describe"),
         (["allow User:ann read topic:t", "deny User:* all topic:t"], "t", ""),
@@ -157,7 +157,7 @@ _RULES = st.builds(
 def naive(
     rules: list[Rule], principal: Principal, host: str, operation: Operation, kind: ResourceType, name: str
 ) -> bool:
-    """Every rule, one after the other, by the sentences of Kafka's documentation."""
+    """Apply every rule in turn, by the sentences of Kafka's documentation."""
 
     def applies(rule: Rule) -> bool:
         about = rule.name in (name, "*") if rule.pattern is Pattern.LITERAL else name.startswith(rule.name)
@@ -196,7 +196,7 @@ def test_decisions_are_those_of_a_naive_reading(rules: list[Rule], questions: li
 
 @given(st.lists(_RULES, max_size=6), _QUESTIONS)
 def test_any_is_never_less_than_one(rules: list[Rule], question: Any) -> None:
-    """Where some name is allowed, `allows_any` says so."""
+    """If any name is allowed, `allows_any` returns True."""
     decisions = _CachedDecisions(Acls(tuple(rules), frozenset()), frozenset())
     principal, host, operation, kind, _ = question
     names = [*_NAMES, "aa", "abb", "abcd", "c", "*x"]
@@ -278,7 +278,7 @@ def _add_many(path: str, name: str) -> None:
 
 
 def test_workers_lose_no_rule_of_each_other(make: Make) -> None:
-    """Two processes that add; a third, which only reads, has all of them soon after."""
+    """Two processes add rules; a third one, which only reads, has all of them soon after."""
     authorizer = make("super User:ann")
     context = multiprocessing.get_context("spawn")
     processes = [context.Process(target=_add_many, args=(authorizer.path, name)) for name in ("one", "two")]
@@ -293,7 +293,7 @@ def test_workers_lose_no_rule_of_each_other(make: Make) -> None:
 
 
 def test_a_reader_looks_every_half_second(tmp_path: Path) -> None:
-    """So long a worker may go by what another one has changed."""
+    """For that time, a worker may use rules that another one has replaced."""
     path = tmp_path / "acls"
     path.write_text("")
     authorizer = Authorizer(str(path))

@@ -26,7 +26,7 @@ from segmentlog.security.address_limits import ByAddress, network_of
     ],
 )
 def test_an_address_of_ipv6_is_its_network(host: str, network: str) -> None:
-    """Or one customer would be as many clients as he likes."""
+    """Otherwise one customer could appear as any number of clients."""
     assert network_of(host) == network
 
 

@@ -40,7 +40,7 @@ def authority() -> trustme.CA:
 
 
 def accepts(authority: trustme.CA, own: Pair, host: str) -> bool:
-    """Whether OpenSSL, as a client that connects to that host, accepts the certificate."""
+    """Return whether OpenSSL, as a client that connects to that host, accepts the certificate."""
     client = ssl.create_default_context()
     authority.configure_trust(client)
     ours, theirs = socket.socketpair()
@@ -67,7 +67,7 @@ def accepts(authority: trustme.CA, own: Pair, host: str) -> bool:
 def test_names_and_hosts(
     tmp_path: Path, authority: trustme.CA, names: tuple[str, ...], host: str, is_covered: bool
 ) -> None:
-    """Each row of the table; and OpenSSL accepts the certificate for the same hosts."""
+    """Each row of the table holds, and OpenSSL accepts the certificate for the same hosts."""
     assert covers(names, host) == is_covered
     if names != ("*.com",):  # OpenSSL leaves it to authorities not to issue that
         own = write_pair(tmp_path, "server", authority.issue_cert(*names))

@@ -66,7 +66,7 @@ def test_a_long_name_and_one_of_spaces() -> None:
 
 
 def test_a_string_of_another_type_than_it_says_is_written_in_hex() -> None:
-    """As what has no other form, and not the end of the connection: authorities sign such certificates."""
+    """A malformed string is written in hex and keeps the connection: authorities sign such certificates."""
     latin = bytes.fromhex("310c300a060355040a130352e978")
     assert name_of(latin) == "O=#130352e978"
     assert name_of(bytes.fromhex("310c300a06035504030c03616e6e") + latin) == "O=#130352e978,CN=ann"
@@ -78,7 +78,7 @@ def test_nobody_has_an_empty_name() -> None:
 
 
 def test_no_certificate_is_an_error_wherever_it_is_cut() -> None:
-    """ValueError, and nothing else."""
+    """A cut anywhere raises ValueError, and no other error."""
     whole = certificate_for(subject((NameOID.COMMON_NAME, "ann", None)))
     for size in range(len(whole)):
         with pytest.raises(ValueError, match="certificate"):

@@ -18,7 +18,7 @@ from segmentlog.security.users import Users
 
 @pytest.fixture(autouse=True)
 def names(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few names, whatever this machine knows."""
+    """Make only a few host names resolve, independent of this machine."""
     known = {
         "localhost": ["127.0.0.1", "::1"], "broker.example.org": ["192.0.2.7"],
         "both.example.org": ["127.0.0.1", "192.0.2.7"],
@@ -77,7 +77,7 @@ def test_a_name_that_means_nothing_is_told(host: str) -> None:
 
 
 def test_half_of_tls_is_none() -> None:
-    """A certificate without a key must not end up as a server that does not encrypt."""
+    """A certificate without a key is an error: the server must not run unencrypted."""
     check_tls_files(None, None, None)
     check_tls_files("cert", "key", None)
     check_tls_files("cert", "key", "ca")

@@ -45,14 +45,14 @@ def client_ca(tmp_path: Path, authority: trustme.CA) -> str:
 
 
 def client_context(authority: trustme.CA) -> ssl.SSLContext:
-    """A client that checks the server, and has no certificate yet."""
+    """Return a context of a client that checks the server, without a certificate of its own."""
     context = ssl.create_default_context()
     authority.configure_trust(context)
     return context
 
 
 def connect(context: ssl.SSLContext, client: ssl.SSLContext) -> tuple[Principal | None, bytes]:
-    """One connection: (who the server says it is, the server's certificate). Raises what either side does."""
+    """Open a connection and return (the client's principal, the server's certificate). Raises errors of both sides."""
     ours, theirs = socket.socketpair()
     found: list[Principal | None] = []
     errors: list[BaseException] = []
@@ -98,7 +98,7 @@ def test_a_client_is_who_its_certificate_says(server: Pair, client_ca: str, auth
 
 
 def test_other_certificates_and_none_are_refused(server: Pair, client_ca: str, authority: trustme.CA) -> None:
-    """With a CA for clients: in the handshake, before a byte of a request."""
+    """With a CA for clients, the handshake fails, before any byte of a request."""
     context = server_context(*server, client_ca)
     stranger = client_context(authority)
     trustme.CA().issue_cert("ann@example.org", common_name="ann").configure_cert(stranger)
@@ -120,7 +120,7 @@ def test_tls_1_2_and_newer(server: Pair, authority: trustme.CA, version: ssl.TLS
 def test_a_renewed_certificate_is_taken_for_new_connections(
     tmp_path: Path, server: Pair, authority: trustme.CA, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Without a restart, also when its two files come one after the other."""
+    """The server need not restart, also if the two files change one after the other."""
     tls = ServerTls(*server, check_interval_s=0)
     first = connect(tls.context(), client_context(authority))[1]
     assert connect(tls.context(), client_context(authority))[1] == first
@@ -234,7 +234,7 @@ def test_files_that_do_not_fit_are_told(
 def test_a_renewed_certificate_is_logged_once_with_its_names(
     tmp_path: Path, authority: trustme.CA, server: Pair, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """However long it takes until both files are new."""
+    """This holds for any time between the changes of the two files."""
     caplog.set_level(logging.INFO, "segmentlog.server")
     tls = ServerTls(server.certificate, server.key, check_interval_s=0)
     tls.context()

@@ -65,12 +65,12 @@ def served(store: LogStore, own: Pair, advertise: str | None = "localhost:9092",
 
 
 def port_of(server: Server) -> int:
-    """Where it listens, whatever it advertises."""
+    """Return the port on which the server listens, which may differ from the advertised one."""
     return int(server.worker.listener._sockets[0].getsockname()[1])
 
 
 def connect(server: Server, context: ssl.SSLContext, name: str = "localhost") -> None:
-    """One try of a client, which may fail at either side."""
+    """Try to connect once; either side may fail."""
     with (
         contextlib.suppress(OSError),
         socket.create_connection(("127.0.0.1", port_of(server)), WAIT_S) as sock,
@@ -115,7 +115,7 @@ def test_each_reason_is_logged_once_with_a_remedy(
 def test_clients_with_certificates_that_do_not_fit(
     store: LogStore, own: Pair, authority: trustme.CA, tmp_path: Path, logged: Logged
 ) -> None:
-    """With --tls-client-ca: one that has none, and one of another authority; both say what the client needs."""
+    """With --tls-client-ca, clients without a certificate or with one of another CA are logged with what they need."""
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
     with served(store, own, tls_client_ca=str(tmp_path / "ca.pem")) as server:
         connect(server, trusting(authority))
@@ -139,7 +139,7 @@ def test_who_merely_leaves_is_no_warning(
 
 
 def test_a_reason_that_goes_on_is_logged_again_with_a_count(logged: Logged) -> None:
-    """After ten minutes, with how many there were; the number of reasons that are kept is bounded."""
+    """After ten minutes it is logged with its count; the number of reasons that are kept is bounded."""
     now_s = 0.0
     refusals = TlsRefusals(logging.getLogger("segmentlog.server"), again_s=600, clock=lambda: now_s)
     for _ in range(1000):

@@ -20,12 +20,12 @@ from segmentlog.storage.fs import FileSystem
 
 @pytest.fixture
 def path(tmp_path: Path) -> str:
-    """Where a users file may be made."""
+    """Return a path for a users file."""
     return str(tmp_path / "users.json")
 
 
 def test_the_keys_are_those_of_rfc_7677() -> None:
-    """Its example: user, password `pencil`, 4096 iterations."""
+    """The example has user, password `pencil`, and 4096 iterations."""
     import base64
     import hashlib
     import hmac
@@ -126,7 +126,7 @@ def test_names_that_clients_send_differently_are_refused(path: str, name: str) -
 
 @pytest.mark.parametrize("password", ["", "pass\u00a0word", "ﬁre", "tab\t", "\U0001f600"])
 def test_passwords_that_clients_send_differently_are_refused(path: str, password: str) -> None:
-    """And the message does not repeat them."""
+    """The message does not repeat them."""
     with pytest.raises(InvalidUser) as error:
         add_user(path, "ann", password, iterations=4096)
     assert not password or password not in str(error.value)
@@ -149,7 +149,7 @@ def test_accents_and_other_scripts_are_welcome(path: str) -> None:
     ],
 )  # fmt: skip
 def test_saslprep_is_that_of_rfc_4013(text: str, prepared: str | None) -> None:
-    """Its examples."""
+    """The examples of the RFC hold."""
     if prepared is None:
         with pytest.raises(ValueError, match="SASLprep"):
             saslprep(text)
@@ -218,7 +218,7 @@ def test_what_is_no_text_is_refused_in_a_sentence(path: str, data: bytes, caplog
 
 
 def test_a_file_cut_anywhere_is_refused(path: str) -> None:
-    """However much of it a careless copy brought; an empty one is as if there were none, for `add_user`."""
+    """Any part of a file is refused; for `add_user`, an empty file is like a missing one."""
     add_user(path, "ann", "pw", iterations=4096)
     whole = Path(path).read_bytes().rstrip()
     for size in range(0, len(whole), 7):
@@ -268,7 +268,7 @@ def _add_many(path: str, name: str) -> None:
 
 
 def test_two_processes_add_and_lose_nobody(path: str) -> None:
-    """Each reads what the other wrote, and a server that reads meanwhile finds a whole file."""
+    """Each process reads what the other wrote, and a server that reads meanwhile gets a complete file."""
     add_user(path, "ann", "pw", iterations=4096)
     context = multiprocessing.get_context("spawn")
     processes = [context.Process(target=_add_many, args=(path, name)) for name in ("one", "two")]
@@ -300,7 +300,7 @@ class _Failing(FileSystem):
 
 @pytest.mark.parametrize("fails_at", [1, 2, 3])
 def test_a_write_that_fails_leaves_the_old_file(path: str, fails_at: int) -> None:
-    """Only the lock file remains beside it."""
+    """Only the lock file remains next to it."""
     add_user(path, "ann", "pw", iterations=4096)
     before = Path(path).read_bytes()
     with pytest.raises(OSError, match="Input"):
@@ -310,7 +310,7 @@ def test_a_write_that_fails_leaves_the_old_file(path: str, fails_at: int) -> Non
 
 
 def test_what_a_killed_process_left_is_used_up(path: str) -> None:
-    """Its half-written file is neither believed nor in the way."""
+    """The half-written file of a killed process is ignored, and the next write replaces it."""
     add_user(path, "ann", "pw", iterations=4096)
     leftover = Path(path + ".tmp")
     leftover.write_text("{half")
@@ -352,7 +352,7 @@ def known_parts(credential: users_module.Credential) -> tuple[bytes, bytes, byte
 
 
 def test_a_change_is_logged_with_counts(path: str, caplog: pytest.LogCaptureFixture) -> None:
-    """How many users came, went and got another password; no name, no salt and no key."""
+    """The log line counts added, removed and changed users; it has no name, salt or key."""
     caplog.set_level(logging.INFO, "segmentlog.server")
     for name in ("ann", "bob", "zoe"):
         add_user(path, name, "secret", iterations=4096)

@@ -1,4 +1,4 @@
-"""What each right shows, and the additional rights that internal topics require."""
+"""Objects that each right shows, and the additional rights that internal topics require."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MakeViewer = Callable[..., Viewer]
 
 @pytest.fixture
 def view(tmp_path: Path) -> MakeViewer:
-    """Makes a viewer by rules."""
+    """Return a function that makes a viewer with these rules."""
 
     def make(*rules: str) -> Viewer:
         path = tmp_path / "acls"
@@ -52,7 +52,7 @@ def test_each_thing_takes_its_right(view: MakeViewer, rule: str, thing: Thing, n
 
 
 def test_the_stores_own_topics(view: MakeViewer) -> None:
-    """Their metadata requires DESCRIBE on the cluster, everything else ALTER: who may change the rules may see all."""
+    """Their metadata requires DESCRIBE on the cluster, everything else ALTER, which allows to change rules."""
     topics = "allow User:ann all topic:*"
     viewer = view(topics)
     assert not any(viewer.may_see(thing, OWN) for thing in (Thing.TOPIC, Thing.TOPIC_CONFIG, Thing.RECORDS))

@@ -1,8 +1,8 @@
-"""Requests that make sense, nearly: of every API in every version, about what a store has and has not.
+"""Requests that nearly make sense: of every API in every version, about existing and missing objects of a store.
 
-`Asker.request` fills the fields that the schemas of a version have with names, numbers and batches of a small world,
-so that answers of every kind come: success, and each error that there is. `mutated` is what a client does that is
-broken or means no good: the same bytes, cut, doubled, with absurd sizes.
+`Asker.request` fills the fields that the schemas of a version have with names, numbers and batches of a small world.
+Answers of every kind come: success, and each possible error. `mutated` returns the bytes of a broken or hostile client:
+cut, doubled, or with absurd sizes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def every_api() -> list[tuple[int, int]]:
 
 
 def batch(random: Random, *, honest: bool = False) -> bytes | None:
-    """A batch as a client sends it; one in three lies about something, one in ten is none."""
+    """Return a batch as a client sends it; one in three is wrong somewhere, one in ten is not a batch."""
     records = [
         Sent(random.choice((b"k1", b"k2", None)), random.choice((b"", None, random.randbytes(20))), NOW_MS + index)
         for index in range(random.randint(1, 4))
@@ -86,7 +86,7 @@ class Asker:
         self._extreme = extreme
 
     def request(self, key: int, version: int, most: int = 3) -> Any:
-        """One of this API and version."""
+        """Return a request of this API and version."""
         made = self._struct(key, MESSAGES[f"{APIS[key].name}Request"].struct, version, most)
         if key == 11 and self.random.random() < 0.8:
             made.protocol_type = "consumer"

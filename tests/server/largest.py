@@ -105,7 +105,7 @@ _OTHERWISE: Final[dict[int, list[dict[str, Any]]]] = {
 
 
 def shapes(key: int, version: int, topic_id: bytes) -> Iterator[Shape]:
-    """Every shape of an API in a version. Arrays that may be null are null in some: that asks for everything."""
+    """Yield every shape of an API in a version. Some nullable arrays are null, which asks for everything."""
     module, struct = APIS[key].codec, MESSAGES[f"{APIS[key].name}Request"].struct
     for (nulls, long), otherwise in itertools.product(
         ((False, False), (True, False), (False, True)), _OTHERWISE.get(key, [{}])
@@ -135,7 +135,7 @@ def _can_vary(field: FieldLayout) -> bool:
 
 
 def bare(key: int, version: int, topic_id: bytes, *, long: bool = False) -> Any:
-    """A request with one element in each array; ``long`` for strings that are as long as a string may be."""
+    """Return a request with one element in each array; with ``long``, strings have the maximal length."""
     made = _Maker(APIS[key].codec, key, version, topic_id, False, long=long)
     return made.struct(MESSAGES[f"{APIS[key].name}Request"].struct)
 
@@ -173,7 +173,7 @@ class _Maker:
         self.has_nulls = False
 
     def struct(self, struct: StructLayout) -> Any:
-        """With something in every field that the version has."""
+        """Return a struct with a value in every field of the version."""
         values = {field.name: self._field(field, struct) for field in struct.fields if self._version in field.versions}
         return getattr(self._module, struct.name)(**values)
 

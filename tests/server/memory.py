@@ -15,7 +15,7 @@ class Memory:
         self._is_own = pid is None
         if self._is_own:
             gc.collect()
-        (self._folder / "clear_refs").write_text("5")  # the peak begins anew
+        (self._folder / "clear_refs").write_text("5")  # reset the peak
         self._before = self._bytes("VmRSS")
 
     def grown(self) -> int:

@@ -26,7 +26,7 @@ def get(address: str, path: str = "/metrics", method: str = "GET") -> tuple[int,
 
 
 def parse(text: str) -> Scraped:
-    """Samples by name and labels, read by Prometheus' own parser; none comes twice."""
+    """Return samples by name and labels, read by Prometheus' own parser; check that each is unique."""
     found: Scraped = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -44,7 +44,7 @@ def scrape(address: str) -> Scraped:
 
 
 def value(found: Scraped, name: str, **labels: object) -> float | None:
-    """Return one sample; None if it does not exist."""
+    """Return one sample, or None if it does not exist."""
     return found.get((name, frozenset((key, str(one)) for key, one in labels.items())))
 
 
@@ -62,7 +62,7 @@ class RawClient:
         self.socket.close()
 
     def send(self, key: int, request: Any, version: int) -> None:
-        """A request, whose answer is not waited for."""
+        """Send a request without waiting for its answer."""
         api = APIS[key]
         self.socket.sendall(
             b"".join(frame_request(api, version, 7, "tests", api.codec.encode_request(request, version)))
@@ -76,7 +76,7 @@ class RawClient:
         return api.codec.decode_response(data, at, version)
 
     def is_closed(self) -> bool:
-        """Whether the server ends the connection, without a word."""
+        """Return whether the server closes the connection without an answer."""
         try:
             return not self.socket.recv(1)
         except ConnectionError:

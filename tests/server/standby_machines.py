@@ -206,7 +206,7 @@ class Load:
         self.events.append(["acked", "p", self._topic, 0, [[message.offset(), message.value().decode()]]])
 
     def wait_for_more(self, count: int = 20) -> None:
-        """Wait until so many more records are acknowledged."""
+        """Wait until ``count`` more records are acknowledged."""
         wanted = self.acknowledged + count
         reason = f"{self.acknowledged} of {wanted}"
         wait_until(lambda: self.acknowledged >= wanted, lambda: f"{reason}: {self._describe()}")
@@ -234,7 +234,7 @@ class Load:
         assert self._producer.flush(PATIENCE_S) == 0
 
     def check(self, path: Path) -> None:
-        """Nothing acknowledged is missing in the store, or there twice, or elsewhere."""
+        """Check that each acknowledged record is in the store once, at its offset."""
         with segmentlog.open(path, create=False, background=False) as store:
             partition = store.topic(self._topic).partition(0)
             content = {

@@ -18,7 +18,7 @@ from segmentlog.server.ack_waiter import AckWaiter
 
 @pytest.fixture
 def durability() -> Iterator[AckWaiter]:
-    """With two threads."""
+    """Yield a waiter with two threads."""
     made = AckWaiter(2)
     yield made
     made.close()
@@ -74,7 +74,7 @@ def test_one_fsync_for_all_who_came_meanwhile(
 
 
 def test_a_failed_fsync_is_told_to_all(tmp_path: Path, durability: AckWaiter, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And to those who come later, who are not told that it is well."""
+    """Waiters that come later get the error, too, and never a success."""
     log, told = open_log(tmp_path), Told()
 
     def fails(*_: Any) -> int:

@@ -25,7 +25,7 @@ Make = Callable[..., Authorizer]
 
 @pytest.fixture
 def make(tmp_path: Path) -> Make:
-    """An authorizer by lines of a file, which is looked at whenever it is asked."""
+    """Return a function that writes rules and returns their authorizer, which reads the file at every decision."""
     return partial(write_rules, tmp_path)
 
 
@@ -104,7 +104,7 @@ def test_rules_are_shown_only_to_who_may_describe_the_cluster(make: Make) -> Non
     ],
 )
 def test_filters_mean_what_they_mean_in_kafka(make: Make, more: dict[str, Any], names: list[str]) -> None:
-    """Any, exact and matching patterns; principals, hosts, operations and permissions as they are written."""
+    """Filters have any, exact and matching patterns, and principals, hosts, operations and permissions."""
     call: Any = Call(
         make(
             "allow User:ann describe cluster", "allow User:* read topic:*", "deny User:carl read topic:a",
@@ -176,7 +176,7 @@ def test_rules_come_and_go_by_the_protocol(make: Make) -> None:
     ],
 )  # fmt: skip
 def test_invalid_rules_are_refused_alone(make: Make, more: dict[str, Any]) -> None:
-    """With what is wrong; the valid ones of the request are made."""
+    """The answer says what is wrong; valid rules of the request are created."""
     authorizer = make("super User:ann")
     call: Any = Call(authorizer)
     bad, good = create_acls(call, CreateAclsRequest(creations=[creation(**more), creation()])).results

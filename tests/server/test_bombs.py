@@ -1,7 +1,6 @@
-"""Batches that become gigabytes: refused. Those that earlier versions stored are damage of that batch to every reader.
+"""Batches that decompress to gigabytes are refused; readers treat those that earlier versions stored as damage.
 
-What the server or a reader holds of one is bounded (`wire_raw_max`), records before and after it are served, and the
-cleaner goes on.
+The memory for one is bounded (`wire_raw_max`), records before and after it are served, and the cleaner continues.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ def bomb(name: str, count: int) -> bytes:
 
 @pytest.fixture
 def store(tmp_path: Path) -> LogStore:
-    """With a topic for bombs, and one that is compacted."""
+    """Return a store with a topic for bombs, and one that is compacted."""
     made = opened(LogStore(tmp_path / "store", background=False, fs=NoSyncFileSystem()))
     made.create_topic("t", config={"max.message.bytes": 2 << 20})
     made.create_topic("compacted", config={"cleanup.policy": "compact", "max.message.bytes": 2 << 20})
@@ -118,7 +117,7 @@ def test_a_bomb_harms_nobody(store: LogStore, server: Server, name: str, count: 
         fetched = client.ask(1, 11, FetchRequest(max_wait_ms=0, max_bytes=4 << 20, topics=[wanted]))
         assert bytes(fetched.responses[0].partitions[0].records).count(made[WIRE_HEADER_SIZE:]) == 1
         assert code_of(client, "compacted", foreign([_BEFORE])) == 0
-        # Who asks by time has the records looked at.
+        # A lookup by time decodes the records.
         asked = ListOffsetsTopic("t", [ListOffsetsPartition(0, -1, NOW_MS + 1)])
         told = client.ask(2, 5, ListOffsetsRequest(-1, 0, [asked])).topics[0].partitions[0]
         assert told.error_code in (0, ErrorCode.CORRUPT_MESSAGE)

@@ -67,7 +67,7 @@ NODES = [WorkerNode(1, "localhost", 9093), WorkerNode(2, "localhost", 9094)]
 
 @pytest.fixture
 def store(tmp_path: Path) -> LogStore:
-    """With topic t of eight partitions."""
+    """Return a store with topic t of eight partitions."""
     store = opened(LogStore(tmp_path / "store", background=False, fs=NoSyncFileSystem()))
     store.create_topic("t", 8)
     return store
@@ -75,7 +75,7 @@ def store(tmp_path: Path) -> LogStore:
 
 @pytest.fixture
 def brokers(store: LogStore) -> Iterator[list[Broker]]:
-    """Two workers."""
+    """Yield two workers."""
     brokers = [
         Broker(store, WorkerCluster("c", NODES, one.node_id), ServerSettings(), OpenAuthorizer()) for one in NODES
     ]
@@ -98,7 +98,7 @@ def alone(store: LogStore) -> Iterator[Desk]:
 
 
 def alter(desk: Desk, *changes: tuple[str, int, str | None], kind: int = TOPIC, name: str = "t") -> Any:
-    """An alteration of one resource, and what is said of it."""
+    """Alter one resource, and return the answer."""
     configs = [AlterableConfig(name=key, config_operation=operation, value=value) for key, operation, value in changes]
     resource = AlterConfigsResource(resource_type=kind, resource_name=name, configs=configs)
     (answer,) = desk.ask(INCREMENTAL_ALTER_CONFIGS, 1, IncrementalAlterConfigsRequest(resources=[resource])).responses
@@ -186,7 +186,7 @@ def test_what_makes_no_sense_is_refused(
 
 @pytest.mark.parametrize("is_incremental", [True, False])
 def test_a_resource_is_named_once(desk: Desk, is_incremental: bool) -> None:
-    """Two changes of one resource are refused, and answered once; others of the request are done."""
+    """Two changes of one resource are refused with one answer; other changes of the request are made."""
     desk.broker.store.create_topic("u", 1)
     module, key = (incremental, INCREMENTAL_ALTER_CONFIGS) if is_incremental else (whole, ALTER_CONFIGS)
     resources = [
@@ -214,7 +214,7 @@ def test_tiered_storage_is_set_as_at_kafka(desk: Desk) -> None:
 
 
 def create(desk: Desk, name: str, **settings: str) -> Any:
-    """A topic with one partition, and what is said of it."""
+    """Create a topic with one partition, and return the answer."""
     configs = [CreatableTopicConfig(name=key.replace("_", "."), value=value) for key, value in settings.items()]
     topic = CreatableTopic(name=name, num_partitions=1, replication_factor=1, configs=configs)
     (made,) = desk.ask(CREATE_TOPICS, 7, CreateTopicsRequest(topics=[topic])).topics
@@ -255,7 +255,7 @@ def test_a_setting_without_effect_is_taken_and_reported(desk: Desk, caplog: pyte
     ],
 )  # fmt: skip
 def test_a_wrong_value_is_refused_by_every_request(desk: Desk, name: str, value: str) -> None:
-    """Where a topic is made and where it is altered, in both ways; the message names the setting and what it takes."""
+    """Creating a topic and both ways of altering it refuse it; the message has the setting and its valid values."""
     answers = [create(desk, "made", **{name.replace(".", "_"): value}), alter(desk, (name, SET, value))]
     resource = whole.AlterConfigsResource(TOPIC, "t", [whole.AlterableConfig(name=name, value=value)])
     answers += desk.ask(ALTER_CONFIGS, 1, whole.AlterConfigsRequest([resource])).responses
@@ -266,7 +266,10 @@ def test_a_wrong_value_is_refused_by_every_request(desk: Desk, name: str, value:
 
 
 def test_words_of_lists_are_added_and_taken_away(alone: Desk) -> None:
-    """Also the last policy: records are then kept forever, and can be deleted on request. Throttles change nothing."""
+    """The last policy can be removed, too: records are then kept forever, and can be deleted on request.
+
+    Throttles are ignored.
+    """
     throttled = "leader.replication.throttled.replicas"
     assert alter(alone, ("cleanup.policy", APPEND, "compact"), (throttled, APPEND, "0:1")).error_code == ErrorCode.NONE
     assert described(alone, TOPIC, "t")["cleanup.policy"] == "compact,delete"
@@ -286,7 +289,7 @@ def test_words_of_lists_are_added_and_taken_away(alone: Desk) -> None:
 
 
 def produce(desk: Desk, name: str, batch: bytes) -> Any:
-    """A batch to the first partition of a topic, and what is said of it."""
+    """Send a batch to the first partition of a topic, and return the answer."""
     topic = TopicProduceData(name, partition_data=[PartitionProduceData(0, batch)])
     (found,) = desk.ask(PRODUCE, 9, ProduceRequest(None, 1, 1000, [topic])).responses
     (answer,) = found.partition_responses
@@ -295,7 +298,7 @@ def produce(desk: Desk, name: str, batch: bytes) -> Any:
 
 @pytest.mark.parametrize("wanted", CODECS)
 def test_what_clients_send_has_the_codec_of_the_topic(alone: Desk, wanted: str) -> None:
-    """Whatever codec the clients use; with ``producer`` the batch stays unchanged."""
+    """With any codec of the clients; with ``producer``, the batch stays unchanged."""
     name = "uncompressed" if wanted == "none" else wanted
     assert create(alone, "made", compression_type=name).error_code == ErrorCode.NONE
     assert described(alone, TOPIC, "made")["compression.type"] == name
@@ -314,7 +317,7 @@ def test_what_clients_send_has_the_codec_of_the_topic(alone: Desk, wanted: str) 
 
 
 def test_a_decompressed_record_that_is_too_large_is_named(alone: Desk) -> None:
-    """As Kafka 4.4 answers: INVALID_RECORD with its place in the batch, and nothing of the batch is stored."""
+    """As in Kafka 4.4, the error is INVALID_RECORD with its index, and the batch is not stored."""
     assert create(alone, "made", max_decompressed_message_bytes="1000").error_code == ErrorCode.NONE
     batch = [Sent(None, b"x"), Sent(None, b"x" * 1001)]
     answer = produce(alone, "made", foreign(batch, CODECS["zstd"]))
@@ -326,7 +329,7 @@ def test_a_decompressed_record_that_is_too_large_is_named(alone: Desk) -> None:
 
 
 def test_brokers_have_no_common_settings(desk: Desk) -> None:
-    """Without a name a broker resource is what was set for all of them: nothing, since each has its command line."""
+    """A broker resource without a name is empty: each broker has the settings of its command line."""
     assert described(desk, BROKER, "") == {}
     assert described(desk, BROKER, "1")["num.partitions"] == "1"
 
@@ -342,7 +345,7 @@ def test_throttles_of_a_broker_are_taken_away(desk: Desk, name: str) -> None:
 
 
 def test_who_may_not_alter_brokers_may_reset_nothing(store: LogStore, tmp_path: Path) -> None:
-    """It is an alteration, though nothing comes of it."""
+    """A reset is an alteration, although it changes nothing."""
     (tmp_path / "acls").write_text("allow User:ANONYMOUS alter-configs topic:t\n")
     broker = Broker(store, WorkerCluster("c", NODES, 1), ServerSettings(), Authorizer(str(tmp_path / "acls")))
     try:
@@ -366,7 +369,7 @@ def test_each_partition_lies_at_one_worker(brokers: list[Broker]) -> None:
 
 
 def test_settings_that_are_described_and_written_back(desk: Desk, store: LogStore) -> None:
-    """Each is explicit then, and has its value: the hour that timestamps may be ahead limits the library, too.
+    """Each is then explicit, with its value: the hour that timestamps may be ahead limits the library, too.
 
     A deletion takes it back.
     """

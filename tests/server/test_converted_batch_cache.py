@@ -99,14 +99,14 @@ def test_the_disk_is_bounded(batches: list[RecordBatch], disk: DiskBatchCache, c
         ask(kept, batches)
         assert disk.size_bytes <= 5 * 2 * 35_000
     first = ask(kept, batches)
-    assert 0 < first < 20  # a part is found, round after round, though there is no room for all
+    assert 0 < first < 20  # a part is found in each round, although there is not enough room for all
     assert ask(kept, batches) == first
     held = kept.convert("topic", batches[0])
     clock.now_s += 1000
     for _ in range(3):
         made = ask(kept, batches[-8:])
     assert made == 0
-    assert joined(held) == joined(to_wire_batches(batches[0]))  # whoever is being sent it
+    assert joined(held) == joined(to_wire_batches(batches[0]))  # a reader that is being sent it
 
 
 def test_a_full_disk_is_no_error(batches: list[RecordBatch], tmp_path: Path) -> None:

@@ -1,9 +1,10 @@
-"""What one request may cost is bounded by what is answered, whatever it names and however often.
+"""The cost of a request is bounded by its answer, for any names in it, repeated or not.
 
-Each API is sent each shape of request that `largest` makes, once with one element and once with many. What the many add
-to the answer, and to the work, is what as many errors would add, and what the limits of an answer let through.
+Each API gets each shape of request that `largest` creates, once with one element and once with many. The many elements
+may add to the answer and to the work only as much as the same number of errors would, and as the limits of an answer
+allow.
 
-SEGMENTLOG_COST_ELEMENTS  elements that differ, in the long test; all that may be take minutes to be looked for
+SEGMENTLOG_COST_ELEMENTS  elements that differ, in the long test; looking up all that may be sent takes minutes
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ CALLS = 250
 
 
 def elements(value: Any) -> int:
-    """How many elements all arrays of a message have."""
+    """Return the number of elements in all arrays of a message."""
     if isinstance(value, list):
         return len(value) + sum(map(elements, value))
     return sum(elements(getattr(value, name)) for name in getattr(value, "__struct_fields__", ()))
@@ -109,7 +110,7 @@ class World:
 
 @pytest.fixture
 def make_world(tmp_path: Path) -> Iterator[Callable[..., World]]:
-    """Makes one, and closes it."""
+    """Yield a function that creates worlds, and close them at the end."""
     worlds: list[World] = []
 
     def make(**options: Any) -> World:
@@ -185,7 +186,7 @@ def check_versions(world: World, key: int, versions: Iterable[int], monkeypatch:
 
 
 def versions_of(key: int) -> list[int]:
-    """All that are served."""
+    """Return all versions that are served."""
     return [version for one, version in every_api() if one == key]
 
 
@@ -193,9 +194,9 @@ def versions_of(key: int) -> list[int]:
 def test_more_of_a_request_adds_no_more_than_errors(
     make_world: Callable[..., World], key: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once the limits of an answer are reached, each further element is answered by an error, and looked at briefly.
+    """Once the limits of an answer are reached, each further element costs an error and a brief check.
 
-    In the first version, the last and one between them: little of what changes costs anything.
+    The test uses the first, the last and a middle version: versions hardly change the cost.
     """
     every = versions_of(key)
     some = sorted({every[0], every[len(every) // 2], every[-1]})
@@ -218,7 +219,7 @@ def test_so_in_every_version(make_world: Callable[..., World], key: int, monkeyp
 @pytest.mark.long
 @pytest.mark.parametrize("key", SERVED, ids=lambda key: APIS[key].name)
 def test_the_largest_request_of_each_api(make_world: Callable[..., World], key: int) -> None:
-    """As many elements and bytes as a request may have: what it takes is bounded, and so is its answer."""
+    """With the maximal number of elements and bytes, the cost of a request and of its answer is bounded."""
     world = make_world(partitions=1000)
     version = versions_of(key)[-1]
     for shape in shapes(key, version, world.topic_id):

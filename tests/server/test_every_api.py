@@ -46,7 +46,7 @@ MakeBroker = Callable[..., Broker]
 
 @pytest.fixture
 def make_broker(tmp_path: Path) -> Iterator[MakeBroker]:
-    """A broker over a store with a few topics, of which one has clients' batches and one the library's."""
+    """Yield a function that creates brokers over a store with topics, with batches of clients and of the library."""
     brokers: list[Broker] = []
 
     def make(nodes: int = 1, *rules: str, settings: ServerSettings = SETTINGS, **options: Any) -> Broker:
@@ -66,7 +66,7 @@ def make_broker(tmp_path: Path) -> Iterator[MakeBroker]:
 
 
 def fill(store: LogStore) -> None:
-    """The topics that `hostile` asks about."""
+    """Create the topics that `hostile` asks about."""
     for name in TOPICS:
         if name not in store.topics():
             config = {"cleanup.policy": "compact"} if name == "compacted" else {}
@@ -86,7 +86,7 @@ def ids_of(store: LogStore) -> list[str]:
 
 
 def error_codes(answer: Any) -> Iterator[int]:
-    """All that an answer has anywhere in it."""
+    """Yield all error codes of an answer."""
     for name in getattr(answer, "__struct_fields__", ()):
         value = getattr(answer, name)
         if name == "error_code":
@@ -138,7 +138,7 @@ def _members(broker: Broker) -> list[str]:
 def test_every_version_of_every_api_answers(
     make_broker: MakeBroker, nodes: int, rules: tuple[str, ...], settings: ServerSettings, seed: int
 ) -> None:
-    """Whatever the outcome, the response has the requested version, and the connection stays open."""
+    """With any outcome, the response has the requested version, and the connection stays open."""
     met = sweep(make_broker(nodes, *rules, settings=settings), seed)
     assert all(-1 not in codes for codes in met.values()), "something that nobody foresaw"
     print({APIS[key].name: sorted(codes) for key, codes in met.items()})

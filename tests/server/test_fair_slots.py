@@ -40,7 +40,7 @@ class Crowd:
         self.threads: list[threading.Thread] = []
 
     def want(self, client: str) -> None:
-        """One more, which waits when this returns."""
+        """Start a request, and return once it waits."""
         waiting = self.places.waiting_count
         thread = threading.Thread(target=self._work, args=(client,))
         self.threads.append(thread)
@@ -125,7 +125,7 @@ def make_desk(tmp_path: Path) -> Iterator[Callable[[], Desk]]:
 def test_look_ups_of_one_client_do_not_hold_the_produce_of_another(
     make_desk: Callable[[], Desk], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three connections with sixty look-ups each: a produce of a large batch waits for one or two of each."""
+    """Three connections search sixty times each: a produce of a large batch waits for one or two searches of each."""
     decompress, done = wire_records.decompress_records, [0]
 
     def slow(*args: Any) -> Any:

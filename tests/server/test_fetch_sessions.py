@@ -11,7 +11,7 @@ def wanted(count: int) -> list[SessionPartition]:
 
 
 def test_the_longest_unused_makes_room() -> None:
-    """But not one that was used a moment ago."""
+    """A session that was used a moment ago stays."""
     now_ms = 0
     sessions = FetchSessions(2, lambda: now_ms)
     first, second = sessions.create(), sessions.create()

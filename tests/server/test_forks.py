@@ -15,7 +15,7 @@ def _connected(address: str) -> socket.socket:
 
 
 def test_a_child_keeps_neither_port_nor_connections_nor_the_store(tmp_path: Path) -> None:
-    """While a forked child lives on, the parent's server ends: its clients notice, and another one takes its place."""
+    """While a forked child lives, the parent's server ends: its clients notice, and another server takes its place."""
     told_read, told_write = os.pipe()
     go_read, go_write = os.pipe()
     with segmentlog.serve(tmp_path / "store", port=0) as server:

@@ -1,8 +1,8 @@
-"""Hostile bytes on every API: refused or answered, and nothing else.
+"""Hostile bytes on every API are refused or answered, without other effects.
 
 SEGMENTLOG_SERVER_FUZZ          requests without sockets
 SEGMENTLOG_SERVER_FUZZ_SOCKETS  and over connections
-SEGMENTLOG_SERVER_LIES          batches that are not what they say
+SEGMENTLOG_SERVER_LIES          batches whose fields are wrong
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ HURRIED = msgspec.structs.replace(
 
 @pytest.fixture
 def store(tmp_path: Path) -> LogStore:
-    """With the topics that are asked about."""
+    """Return a store with the topics that requests name."""
     made = opened(LogStore(tmp_path / "store", background=False, fs=NoSyncFileSystem()))
     fill(made)
     return made
@@ -70,21 +70,21 @@ def store(tmp_path: Path) -> LogStore:
 
 @pytest.fixture
 def broker(store: LogStore) -> Iterator[Broker]:
-    """Over it, without connections."""
+    """Yield a broker of the store, without connections."""
     made = Broker(store, WorkerCluster("c", [WorkerNode(1, "localhost", 9092)], 1), HURRIED, OpenAuthorizer())  # type: ignore[arg-type]
     yield made
     made.close()
 
 
 def captured() -> list[bytes]:
-    """Requests of real clients to what is served here, without their lengths."""
+    """Return requests of real clients to the served APIs, without their lengths."""
     return [
         frame for path in FILES for word, key, _, frame in frames(path) if word == "request" and key in SERVED
     ]  # fmt: skip
 
 
 def hostile_frames(random: Random, store: LogStore, count: int) -> Iterator[bytes]:
-    """Requests without their lengths: noise, captured ones that were spoilt, and those that nearly make sense."""
+    """Yield requests without their lengths: noise, mutated captured ones, and requests that nearly make sense."""
     real, apis = captured(), every_api()
     asker = Asker(random, ids_of(store), extreme=0.1)
     for number in range(count):
@@ -107,7 +107,7 @@ def hostile_frames(random: Random, store: LogStore, count: int) -> Iterator[byte
 
 
 def quietly(ask: Callable[[bytes], Any], frame: bytes) -> bool:
-    """Whether it was answered, or nothing was to be; `BadFrame` is what may come instead."""
+    """Return whether a request was answered, or needs no answer; False if `BadFrame` came instead."""
     try:
         ask(frame)
     except BadFrame:
@@ -117,7 +117,7 @@ def quietly(ask: Callable[[bytes], Any], frame: bytes) -> bool:
 
 @pytest.mark.parametrize("seed", seeds("server fuzz"))
 def test_hostile_requests_are_refused_or_answered(store: LogStore, broker: Broker, seed: int) -> None:
-    """No exception but the one that closes a connection, no memory that stays, and a log that is clean."""
+    """Only the exception that closes a connection comes, memory does not grow, and the log stays clean."""
     random, desk = Random(seed), Desk(broker)
     count = share(REQUESTS, "server fuzz")
     answered = 0
@@ -136,7 +136,7 @@ def test_hostile_requests_are_refused_or_answered(store: LogStore, broker: Broke
 
 
 def check_everything(store: LogStore) -> None:
-    """Every partition is read by the library and by a client, compacted, and nothing is found in the files."""
+    """Check that the library and a client can read every partition, compaction works, and the files are intact."""
     desk = Desk(Broker(store, WorkerCluster("c", [WorkerNode(1, "h", 1)], 1), SETTINGS, OpenAuthorizer()))  # type: ignore[arg-type]
     for name in store.topics():
         for partition in store.topic(name).partitions():

@@ -79,13 +79,13 @@ def produce(
 
 
 def idempotent(desk: Desk) -> tuple[int, int]:
-    """A producer id and its epoch, as a client gets them."""
+    """Return a producer id and its epoch, as a client gets them."""
     told = desk.ask(_INIT_PRODUCER_ID, 4, InitProducerIdRequest(None, 60_000))
     return told.producer_id, told.producer_epoch
 
 
 def check_readers(store: LogStore, topic: str, expected: int, capsys: pytest.CaptureFixture[str]) -> None:
-    """Every reader comes to the end of every partition, ``expected`` records in all, and verify finds nothing."""
+    """Check that every reader reaches the end of every partition, with ``expected`` records; verify finds nothing."""
     from segmentlog.http.rest.record_json import lines
     from segmentlog.spark.arrow_batches import ArrowRows  # noqa: F401  (needs pyarrow, which every test has)
 
@@ -105,7 +105,7 @@ def check_readers(store: LogStore, topic: str, expected: int, capsys: pytest.Cap
 
 
 def fetched(desk: Desk, partition: int = 0) -> list[bytes]:
-    """The batches of a partition as a client is sent them."""
+    """Return the batches of a partition as a client gets them."""
     wanted = FetchTopic("t", partitions=[FetchPartition(partition, partition_max_bytes=1 << 26)])
     answer = desk.ask(1, 11, FetchRequest(max_wait_ms=0, max_bytes=1 << 26, topics=[wanted]))
     data, found = bytes(answer.responses[0].partitions[0].records or b""), []
@@ -120,7 +120,7 @@ def fetched(desk: Desk, partition: int = 0) -> list[bytes]:
 
 
 def check_refused(store: LogStore, told: Any, name: str, version: int) -> None:
-    """The answer has the code, the record and the reason; nothing was stored."""
+    """Check that the answer has the code, the record and the reason, and that no record was stored."""
     case = REFUSED[name]
     assert told.error_code == case.code, (ErrorCode(told.error_code).name, told.error_message)
     assert told.base_offset == -1
@@ -186,7 +186,7 @@ def test_nothing_refused_is_read(store: LogStore, desk: Desk, capsys: pytest.Cap
 
 
 def test_every_record_that_is_too_late_is_named(store: LogStore, desk: Desk) -> None:
-    """So that a client can send the others again without them."""
+    """A client can then send the other records again."""
     late = [record(at, timestamp_delta=at % 2 * 2 * HOUR_MS) for at in range(6)]
     (told,) = produce(desk, batch(now_ms(), b"".join(late), 6), version=8)
     assert told.error_code == ErrorCode.INVALID_TIMESTAMP
@@ -200,7 +200,7 @@ def test_every_record_that_is_too_late_is_named(store: LogStore, desk: Desk) -> 
 def test_what_is_unusual_and_right_is_read(
     store: LogStore, desk: Desk, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By every reader, as the clients sent it."""
+    """Every reader gets it as the clients sent it."""
     case, count = ACCEPTED[name]
     for partition in (0, 1):
         (told,) = produce(desk, case.make(now_ms()), partition=partition, version=8)
@@ -214,7 +214,7 @@ def test_what_is_unusual_and_right_is_read(
 @pytest.mark.parametrize("said", [0, -1, 1 << 62, -(1 << 62)])
 @pytest.mark.parametrize("numbered", [False, True])
 def test_the_largest_timestamp_is_corrected(store: LogStore, desk: Desk, said: int, numbered: bool) -> None:
-    """As Kafka does, with the CRC; so a search by time finds the record, and retention sees its age."""
+    """As in Kafka, the CRC is corrected, too, so a search by time finds the record, and retention sees its age."""
     now = now_ms()
     payload = record() + record(1, timestamp_delta=700) + record(2, timestamp_delta=-50)
     producer = (*idempotent(desk), 0) if numbered else (-1, -1, -1)
@@ -263,7 +263,7 @@ def test_how_far_a_timestamp_may_be_from_the_clock(
 
 
 def test_the_message_says_which_limit(store: LogStore, desk: Desk) -> None:
-    """And how far the record is from it."""
+    """The message also says how far the record is from the limit."""
     store.create_topic("limited", config={"message.timestamp.before.max.ms": HOUR_MS})
     (told,) = produce(desk, batch(now_ms() - 3 * HOUR_MS, records(1), 1), topic="limited", version=8)
     assert "message.timestamp.before.max.ms" in told.error_message
@@ -272,7 +272,7 @@ def test_the_message_says_which_limit(store: LogStore, desk: Desk) -> None:
 
 
 def test_a_compacted_topic_needs_keys(store: LogStore, desk: Desk) -> None:
-    """As before, and the answer names every record without one."""
+    """The answer names every record without a key."""
     store.create_topic("compacted", config={"cleanup.policy": "compact"})
     payload = record(0) + record(1, None) + record(2, None)
     (told,) = produce(desk, batch(now_ms(), payload, 3), topic="compacted", version=8)
@@ -290,7 +290,7 @@ def test_a_request_without_acks_that_is_refused_ends_the_connection(desk: Desk) 
 
 
 def test_the_limits_are_keys_of_the_topic(store: LogStore, desk: Desk) -> None:
-    """With Kafka's defaults, as its tools read them."""
+    """They have Kafka's defaults, as its tools read them."""
     from segmentlog.policy.kafka_configs import describe
 
     found = {entry.name: entry for entry in describe(TopicConfig())}

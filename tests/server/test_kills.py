@@ -48,7 +48,7 @@ class Killable:
         self._process: subprocess.Popen[str] | None = None
 
     def start(self, *, until_ready: bool = True) -> None:
-        """Until every worker serves."""
+        """Start the server, and wait until every worker serves."""
         arguments = [sys.executable, str(_SERVER), str(self._path), str(self.port), str(self._workers), *self._args]
         self._process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         threading.Thread(target=self._listen, args=(self._process,), daemon=True).start()
@@ -69,13 +69,13 @@ class Killable:
         return self._process.pid
 
     def kill_worker(self, index: int) -> None:
-        """The supervisor starts another one."""
+        """Kill a worker, and wait until the supervisor has started another one."""
         before = self.pids
         os.kill(before[index], signal.SIGKILL)
         wait_until(lambda: self.pids != before)
 
     def kill_supervisor(self) -> None:
-        """Its workers end by themselves."""
+        """Kill the supervisor, and wait until its workers have ended by themselves."""
         workers = self.pids
         os.kill(self.supervisor, signal.SIGKILL)
         self.wait()
@@ -98,7 +98,7 @@ class Killable:
 
 
 def lives(pid: int) -> bool:
-    """Whether the process runs; a zombie does not."""
+    """Return whether the process runs; a zombie does not."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -134,7 +134,7 @@ class Load:
         wait_until(lambda: self.errors or {value[0] for _, _, value in list(self.acknowledged)} == {"a", "b"})
 
     def finish(self) -> None:
-        """Everything that was sent is acknowledged, and everything is consumed."""
+        """Wait until everything that was sent is acknowledged and consumed."""
         self._is_over.set()
         for thread in self._writers:
             thread.join(2 * WAIT_S)
@@ -243,7 +243,7 @@ def _where(thread: threading.Thread) -> str:
 
 
 def check(load: Load, path: Path) -> int:
-    """Nothing is lost, doubled or reordered; how many records there are."""
+    """Check that no record is lost, doubled or reordered, and return the number of records."""
     assert load.errors == []
     total = 0
     with segmentlog.open(path) as store:
@@ -305,7 +305,7 @@ def test_nothing_is_lost_when_it_is_killed(tmp_path: Path, seed: int, client: st
 
 
 def test_a_worker_that_stands_still_is_replaced(tmp_path: Path) -> None:
-    """It says nothing for too long: it is killed, and another one takes its place."""
+    """A worker that is silent for too long is killed, and another one takes its place."""
     server = Killable(tmp_path / "store", "1.0")
     server.start()
     try:
@@ -319,7 +319,7 @@ def test_a_worker_that_stands_still_is_replaced(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_cannot_begin_ends_the_server(tmp_path: Path) -> None:
-    """With what is wrong, and no loop of starts."""
+    """The error has the reason, and no worker is started again."""
     users = tmp_path / "users"
     users.write_text("no user: at all {")
     server = Killable(tmp_path / "store", "5.0", str(users))
@@ -331,7 +331,7 @@ def test_a_worker_that_cannot_begin_ends_the_server(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_hangs_up_is_waited_for_quietly(tmp_path: Path) -> None:
-    """One that was killed closes its files before it has ended: until then nothing wakes the supervisor for that."""
+    """A killed worker closes its files before it has ended: the supervisor sleeps until the end."""
     plan = supervisor.ServerPlan(path=str(tmp_path / "store"), host="127.0.0.1", port=0)
     tested = supervisor.Supervisor(plan, lambda *_: None)
     status_read, status_write = os.pipe2(os.O_NONBLOCK)

@@ -1,6 +1,6 @@
-"""What the rules hide is hidden in every API and version: asked by name or id, as if it were not there.
+"""Hidden objects look like missing ones in every API and version, by name and by id.
 
-SEGMENTLOG_LEAK_ROUNDS  requests for each version of each API
+SEGMENTLOG_LEAK_ROUNDS requests for each version of each API
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Curious(Asker):
     key = 0
 
     def request(self, key: int, version: int, most: int = 2) -> Any:
-        """One of this API and version."""
+        """Return a request of this API and version."""
         self.key = key
         return super().request(key, version, most)
 
@@ -195,7 +195,7 @@ class World:
         assert committed.topics[0].partitions[0].error_code == 0
 
     def restore_names(self) -> None:
-        """One transactional id is hidden, the other is not there."""
+        """Register the hidden transactional id, and delete the missing one."""
         transactions = self.store.transactions
         for name in (HIDDEN, MISSING):
             transactions._abandoned.delete_name(name)
@@ -213,7 +213,7 @@ class World:
         return asker
 
     def ask(self, who: Principal, frame: bytes) -> bytes | None:
-        """The answer; None if the connection is closed, or nothing is answered."""
+        """Return the answer, or None if the connection is closed or the request needs no answer."""
         self.draws.seed(1)
         self.store.transactions.assigned_ids._discard_parent_state()  # both count producer ids from the same start
         self.broker.fetch_sessions._sessions.clear()
@@ -234,7 +234,7 @@ class World:
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    """One."""
+    """Yield a world."""
     made = World(tmp_path, monkeypatch)
     yield made
     made.broker.close()
@@ -246,7 +246,7 @@ def about_nothing(data: bytes, hidden_id: bytes) -> bytes:
 
 
 def asked(world: World, random: Random, key: int, version: int, number: int) -> tuple[Any, bytes]:
-    """A request about what is hidden, and its bytes."""
+    """Return a request about hidden objects, and its bytes."""
     request = world.asker(random).request(key, version, most=1 + number % 2)
     return request, request_bytes(key, version, request, 7)[4:]
 
@@ -273,7 +273,7 @@ def test_what_is_hidden_is_as_if_it_were_not_there(world: World, seed: int) -> N
 
 @pytest.mark.long
 def test_who_may_see_it_is_told_otherwise(world: World) -> None:
-    """Such requests do tell what there is, in each version, so that the test above can fail."""
+    """Such requests reveal existing objects in each version, so the test above can fail."""
     random = Random(1)
     for key, version in every_api():
         tells = ROWS[key] is TELLS
@@ -284,7 +284,7 @@ def test_who_may_see_it_is_told_otherwise(world: World) -> None:
 
 
 def is_told_otherwise(world: World, random: Random, key: int, version: int, number: int) -> bool:
-    """Whether an administrator gets another answer about what is there than about what is not."""
+    """Return whether an administrator gets another answer about an existing object than about a missing one."""
     hidden_id, member = world.hidden_id, world.member.encode()
     frame = asked(world, random, key, version, number)[1]
     hidden = world.ask(ADMIN, frame)

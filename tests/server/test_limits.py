@@ -1,6 +1,6 @@
-"""What one client takes is bounded, and keeps nobody else out.
+"""The resources of one client are bounded, and others are served.
 
-SEGMENTLOG_SERVER_HALF_OPEN  connections that begin a request and never end it
+SEGMENTLOG_SERVER_HALF_OPEN connections that begin a request and never end it
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def test_a_buffer_too_many_waits_its_patience() -> None:
 
 @pytest.mark.parametrize("size", [101 << 20, 2**31 - 1, -1])
 def test_too_large_a_request_ends_its_connection(make_server: MakeServer, size: int) -> None:
-    """Before anything is made for it."""
+    """The connection ends before memory is allocated for the request."""
     server = make_server()
     with WireClient(server.bootstrap_servers) as client:
         client.raw(size.to_bytes(4, "big", signed=True))
@@ -158,7 +158,7 @@ def test_too_large_a_request_ends_its_connection(make_server: MakeServer, size: 
 
 
 def test_connections_are_counted(make_server: MakeServer) -> None:
-    """In all, and of an address: one more is closed at once, and there is room again when one has gone."""
+    """The limits count all connections, and those of an address: one more is closed at once, until another one ends."""
     server = make_server(connections=3)
     clients = [WireClient(server.bootstrap_servers) for _ in range(3)]
     for client in clients:
@@ -174,7 +174,7 @@ def test_connections_are_counted(make_server: MakeServer) -> None:
 
 @pytest.mark.parametrize("said", [b"", b"\0", b"\0\0\1\0", b"\0\1\0\0" + bytes(1000)])
 def test_who_says_nothing_or_stops_in_the_middle_is_cut_off(make_server: MakeServer, said: bytes) -> None:
-    """After the idle time, or the patience for a request that was begun."""
+    """The limits are the idle time, and the patience for a request that has begun."""
     server = make_server(idle_s=0.3, patience_s=0.3)
     with WireClient(server.bootstrap_servers) as client:
         client.raw(said)
@@ -198,7 +198,7 @@ def test_who_sends_byte_by_byte_is_cut_off(make_server: MakeServer, size: int) -
 
 
 def filled(server: Server, size_bytes: int) -> None:
-    """Records in topic t, of the library's."""
+    """Append records to topic t through the library."""
     partition = server.store.open_partition("t", 0)
     for _ in range(size_bytes >> 20):
         partition.append([os.urandom(1 << 10) for _ in range(1 << 10)])
@@ -258,7 +258,7 @@ def test_answers_that_wait_are_bounded_in_bytes(make_server: MakeServer) -> None
 
 
 def test_a_thousand_connections_leave_nothing(make_server: MakeServer) -> None:
-    """No thread, no descriptor: whether they went politely, in the middle of a request, or of an answer."""
+    """Clients that close, or reset the connection during a request or an answer, leave no thread and no descriptor."""
     server = make_server()
     assert is_served(server)
     wait_until(lambda: not server.worker.listener.connection_count)

@@ -33,7 +33,7 @@ class _Terminal(io.StringIO):
 
 @pytest.fixture
 def stream() -> Iterator[io.StringIO]:
-    """Where the log goes; the logger is left as it was."""
+    """Yield a stream for the log, and restore the logger."""
     root = logging.getLogger("segmentlog")
     before = root.handlers, root.level, root.propagate
     yield io.StringIO()
@@ -42,7 +42,7 @@ def stream() -> Iterator[io.StringIO]:
 
 @pytest.fixture
 def lines(stream: io.StringIO) -> Lines:
-    """The objects that were logged so far."""
+    """Return a function that returns the logged objects so far."""
     set_up_logs("json", stream=stream)
     return lambda: [json.loads(line) for line in stream.getvalue().splitlines()]
 
@@ -79,7 +79,7 @@ def test_clients_write_no_lines_of_their_own(stream: io.StringIO) -> None:
 
 
 def test_on_a_terminal_a_line_takes_the_place_of_the_status(stream: io.StringIO) -> None:
-    """A log line erases the status line; in a file there are no control characters."""
+    """A log line erases the status line; a file contains no control characters."""
     set_up_logs("text", stream=stream)
     logging.getLogger("segmentlog.server").info("one")
     assert not stream.getvalue().startswith("\r")
@@ -91,7 +91,7 @@ def test_on_a_terminal_a_line_takes_the_place_of_the_status(stream: io.StringIO)
 
 
 def test_what_happens_all_the_time_is_said_seldom() -> None:
-    """Once a second, with how often it happened since."""
+    """It is logged once a second, with its count since then."""
     now_s = [0.0]
     seldom = LogRateLimit(1.0, lambda: now_s[0])
     assert [seldom.count() for _ in range(4)] == [1, 0, 0, 0]
@@ -136,7 +136,7 @@ def test_a_failed_authentication_is_logged_without_secrets(tmp_path: Path, lines
 
 
 def test_connections_beyond_the_limit_are_told_of_once_a_second(tmp_path: Path, lines: Lines) -> None:
-    """Each is counted, and not each makes a line; those that are served make none at all."""
+    """All are counted, but few are logged; connections that are served are not logged."""
     with _serve(tmp_path / "store", limits=Limits(connections=1)) as server, RawClient(server.bootstrap_servers) as one:
         one.ask(METADATA, metadata.MetadataRequest(topics=[]), 12)
         for _ in range(20):
@@ -152,7 +152,7 @@ def test_connections_beyond_the_limit_are_told_of_once_a_second(tmp_path: Path, 
 
 
 def test_what_brings_no_request_is_logged_with_who_sent_it(tmp_path: Path, lines: Lines) -> None:
-    """By the name that the client gave itself in the request before."""
+    """The line has the name that the client gave itself in an earlier request."""
     with _serve(tmp_path / "store") as server, RawClient(server.bootstrap_servers) as client:
         client.ask(METADATA, metadata.MetadataRequest(topics=[]), 12)
         client.socket.sendall(b"\x7f\xff\xff\xff")
@@ -163,7 +163,7 @@ def test_what_brings_no_request_is_logged_with_who_sent_it(tmp_path: Path, lines
 
 
 def test_a_generation_of_a_group_is_logged_once(tmp_path: Path, lines: Lines) -> None:
-    """With how many members it has."""
+    """The line has the number of members."""
     confluent_kafka = pytest.importorskip("confluent_kafka")
     with _serve(tmp_path / "store") as server:
         server.store.create_topic("t", fsync="never")

@@ -98,7 +98,7 @@ def named(one: int | tuple[FieldLayout, ...]) -> str:
 
 @pytest.mark.parametrize(("key", "way"), PATHS, ids=named)
 def test_an_array_takes_what_its_elements_do(make_broker: MakeBroker, key: int, way: tuple[FieldLayout, ...]) -> None:
-    """However it is answered."""
+    """This holds for all ways of encoding an answer."""
     broker = make_broker()
     desk, version = Desk(broker), APIS[key].max_version
     ids = [broker.store.topic(name).id for name in broker.store.topics()]

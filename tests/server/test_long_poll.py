@@ -34,7 +34,7 @@ NEVER_S = 3_600.0
 
 @pytest.fixture
 def seldom(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No follower and no long poll finds anything by looking again: it has to be woken."""
+    """Make polling so rare that followers and long polls depend on being woken."""
     monkeypatch.setattr(long_poll, "RECHECK_S", NEVER_S)
     monkeypatch.setattr(fetch, "RECHECK_S", NEVER_S)  # a poll announces itself for two intervals
     monkeypatch.setattr(wakeup, "WAIT_S", NEVER_S)
@@ -68,7 +68,7 @@ def polled(server: Server, client: WireClient, offset: int, meanwhile: Callable[
 
 @pytest.mark.usefixtures("seldom")
 def test_an_append_here_or_elsewhere_wakes(server: Server) -> None:
-    """In this process, and in another one."""
+    """Appends of this process and of another one wake it."""
     code = (
         f"import segmentlog\nwith segmentlog.open({server.store.path!r}) as s: s.open_partition('t', 0).append([b'x'])"
     )
@@ -81,12 +81,12 @@ def test_an_append_here_or_elsewhere_wakes(server: Server) -> None:
 
 @pytest.mark.usefixtures("seldom")
 def test_a_topic_that_is_made_anew_wakes_as_the_first_did(server: Server, tmp_path: Path) -> None:
-    """Its files have the same names, and are others."""
+    """Its files have the same names, but are others."""
     store = server.store
     with WireClient(server.bootstrap_servers) as client:
         for number in range(3):
             assert polled(server, client, 0, lambda: store.open_partition("t", 0).append([b"x"])).records
-            # Somebody has it still: nobody hears that it is gone.
+            # The folder is still linked, so no event reports its deletion.
             os.link(store.open_partition("t", 0).handle.lock_path, tmp_path / f"lock-{number}")
             store.delete_topic("t")
             store.create_topic("t")
@@ -123,7 +123,7 @@ def test_a_server_that_stops_answers_who_waits(server: Server) -> None:
 
 @pytest.mark.usefixtures("seldom")
 def test_what_a_client_sends_wakes_the_librarys_followers(server: Server) -> None:
-    """In another process, or another store as here; not only when they look for themselves."""
+    """This holds in another process, or in another store object as here, without polling."""
     topic = TopicProduceData("t", partition_data=[PartitionProduceData(0, foreign([Sent(None, b"x")]))])
     other = opened(LogStore(server.store.path, background=False, fs=NoSyncFileSystem()))
     with WireClient(server.bootstrap_servers) as client, other.consumer("t", follow=True) as consumer:

@@ -1,4 +1,4 @@
-"""Strings have 32,767 bytes in Kafka's protocol: none is taken that is longer, and no answer has one."""
+"""Strings have at most 32,767 bytes in Kafka's protocol: longer ones are refused, and no answer has one."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_what_is_wrong_is_told_shortly(desk: Desk, key: int, versions: tuple[int
 
 
 def test_longer_ones_are_not_taken(desk: Desk) -> None:
-    """Else other clients would get them in versions that cannot represent them."""
+    """Otherwise other clients would get them in versions that cannot represent them."""
     with pytest.raises(BadFrame, match="a string has 32768 bytes"):
         desk.ask(11, 9, join(LONGEST + "x"))
     assert desk.ask(11, 9, join(LONGEST)).error_code == ErrorCode.NONE
@@ -85,7 +85,7 @@ def test_longer_ones_are_not_taken(desk: Desk) -> None:
 
 
 def test_members_ids_are_short(desk: Desk) -> None:
-    """Whatever a client's id is: a member id is sent to other members."""
+    """Member ids are short for any client id: they are sent to other members."""
     client_id = desk.broker.groups.new_member_id(LONGEST)
     assert client_id != desk.broker.groups.new_member_id(LONGEST)
     assert len(client_id) < 400

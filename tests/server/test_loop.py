@@ -46,7 +46,7 @@ ONE = foreign([Sent(None, b"one")])
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Callable[..., Server]]:
-    """Makes a server of a store with topics t and slow."""
+    """Yield a function that creates servers of a store with topics t and slow."""
     servers: list[Server] = []
 
     def make(security: Security | None = None) -> Server:
@@ -92,7 +92,7 @@ def threads_of_connections() -> int:
 
 
 def test_many_that_ask_now_and_then_have_no_threads(serve: Callable[..., Server]) -> None:
-    """Neither those that produce, nor those that wait for records."""
+    """Clients that produce or wait for records use no threads, either."""
     server = serve()
     clients = [WireClient(server.bootstrap_servers) for _ in range(150)]
     for number, client in enumerate(clients):
@@ -111,7 +111,7 @@ def test_many_that_ask_now_and_then_have_no_threads(serve: Callable[..., Server]
 
 
 def test_what_came_together_is_answered_together(serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch) -> None:
-    """In order, and in far fewer pieces."""
+    """The answers come in order, in far fewer pieces."""
     server = serve()
     sent: list[int] = []
     send_now = PlainTransport.send_now
@@ -143,7 +143,7 @@ def test_what_was_done_is_answered_before_it_ends(serve: Callable[..., Server], 
         client.raw(
             request_bytes(0, 9, producing(), first)
             + request_bytes(0, 9, producing(), first + 1)
-            + b"\0\0\0\x0a\0\0\0\x09\0\0\0\1\xff\xff"  # Produce, and nothing behind its header
+            + b"\0\0\0\x0a\0\0\0\x09\0\0\0\1\xff\xff"  # a Produce request that ends after its header
         )
         assert [base_offset(client.answer()) for _ in range(2)] == [0, 1]
         assert client.is_closed_by_peer()
@@ -187,7 +187,7 @@ def test_requests_behind_one_that_nobody_waits_for_are_done(
 def test_a_client_that_left_costs_one_look_a_request(
     serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once it is known that the client has left, none of its requests is worked on for a tenth of a second."""
+    """Once a client is known to have left, its requests get no more work for a tenth of a second."""
     server = serve()
     asked: list[int] = []
     call_each = RequestContext.each
@@ -266,7 +266,7 @@ def test_a_batch_that_waits_for_a_place_keeps_nobody_waiting(
 
 
 def test_answers_behind_a_long_poll(serve: Callable[..., Server]) -> None:
-    """They wait for it, as their order wants; a second long poll does not wait."""
+    """They wait for it, because order counts; a second long poll does not wait."""
     server = serve()
     with WireClient(server.bootstrap_servers) as client, WireClient(server.bootstrap_servers) as producer:
         client.send(1, 11, polling(0))

@@ -84,7 +84,7 @@ def make_desk(tmp_path: Path) -> Iterator[MakeDesk]:
 
 @pytest.mark.parametrize("key", [key for key in SERVED if key])
 def test_only_produce_may_be_large(make_server: MakeServer, key: int) -> None:
-    """Every other request is cut off once its length and its API are there, before there is a buffer for it."""
+    """Other requests are refused once their length and API are known, before a buffer is allocated."""
     server = make_server(control_request_bytes=100_000)
     head = key.to_bytes(2, "big") + APIS[key].max_version.to_bytes(2, "big")
     with WireClient(server.bootstrap_servers) as client:
@@ -98,7 +98,7 @@ def test_only_produce_may_be_large(make_server: MakeServer, key: int) -> None:
 
 
 def test_produce_may_be_as_large_as_ever(make_server: MakeServer) -> None:
-    """Also where its first bytes come one by one."""
+    """This also holds if its first bytes come one by one."""
     server = make_server(control_request_bytes=1000)
     data = request_bytes(0, 7, producing(1, foreign([Sent(b"k", os.urandom(500_000))])), 1)
     with WireClient(server.bootstrap_servers) as client:
@@ -121,13 +121,13 @@ def listing(count: int) -> bytes:
 
 
 def test_listing_is_a_request() -> None:
-    """So that the tests below say something."""
+    """This shows that the tests below are effective."""
     made = request_bytes(35, 2, DescribeLogDirsRequest(topics=[DescribableLogDirTopic()] * 200), 7)[4:]
     assert listing(200) == made
 
 
 def test_elements_of_a_request_are_bounded(make_desk: MakeDesk) -> None:
-    """However few bytes they take; as many as there may be take tens of megabytes."""
+    """This holds for elements of few bytes; the maximal number of elements takes tens of megabytes."""
     desk = make_desk()
     frame = listing(ELEMENTS_MAX)
     memory = Memory()
@@ -143,7 +143,7 @@ def test_elements_of_a_request_are_bounded(make_desk: MakeDesk) -> None:
 
 
 def test_configs_asked_for_twice_are_told_once(make_desk: MakeDesk) -> None:
-    """In the order in which they were asked for; other keys are another question."""
+    """They come in the order of the request; a request for other keys is a different one."""
     desk = make_desk()
     named = DescribeConfigsResource(2, "t", ["retention.ms"])
     resources = [DescribeConfigsResource(2, "t", None), named, DescribeConfigsResource(2, "u", None)]
@@ -153,7 +153,7 @@ def test_configs_asked_for_twice_are_told_once(make_desk: MakeDesk) -> None:
 
 
 def test_a_topic_is_described_once_however_it_is_named(make_desk: MakeDesk) -> None:
-    """By its name, by its id, and by its id beside names that are not its own."""
+    """Its name, its id, and its id with wrong names count as one topic."""
     desk = make_desk(3)
     topic_id = uuid.UUID(desk.broker.store.topic("t").id).bytes
     named = [MetadataRequestTopic(topic_id, name) for name in (None, "t", "u", "v")]
@@ -174,7 +174,7 @@ def test_an_id_tells_no_name_to_who_may_not_see_it(tmp_path: Path, make_desk: Ma
 
 
 def test_unknown_ids_are_looked_for_once(make_desk: MakeDesk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each look goes through the files of all topics; a request may have half a million ids."""
+    """Each lookup reads the files of all topics, and a request may have half a million ids."""
     desk, looks = make_desk(), []
     by_id = TopicFolders.by_id
     monkeypatch.setattr(TopicFolders, "by_id", lambda self: looks.append(1) or by_id(self))
@@ -227,14 +227,14 @@ def test_two_wishes_for_a_partition_are_refused(make_desk: MakeDesk, key: int) -
 
 @pytest.mark.parametrize("version", range(7))
 def test_groups_asked_for_twice_are_told_once(make_desk: MakeDesk, version: int) -> None:
-    """In every version of DescribeGroups."""
+    """This holds in every version of DescribeGroups."""
     answer = make_desk().ask(15, version, DescribeGroupsRequest(["g", "h"] * 1000))
     assert [one.group_id for one in answer.groups] == ["g", "h"]
 
 
 @pytest.mark.parametrize("version", range(1, 11))
 def test_positions_asked_for_twice_are_told_once(make_desk: MakeDesk, version: int) -> None:
-    """With all that is asked about a group or topic anywhere in the request; their metadata may be 4 KB each."""
+    """A group or topic is answered once with everything that the request asks about it; metadata may be 4 KB each."""
     desk = make_desk(3)
     topic_id = bytes.fromhex(desk.broker.store.topic("t").id.replace("-", ""))
     partitions = [OffsetCommitRequestPartition(number, 7, committed_metadata="m" * 4000) for number in range(3)]
@@ -283,7 +283,7 @@ def fetch(numbers: range, session_id: int = 0, epoch: int = 0, forgotten: range 
 
 
 def told(answer: Any) -> list[int]:
-    """The partitions that an answer has."""
+    """Return the partitions in an answer."""
     return sorted(one.partition_index for topic in answer.responses for one in topic.partitions)
 
 
@@ -308,7 +308,7 @@ def test_a_session_grows_up_to_the_bound(make_desk: MakeDesk) -> None:
     session_id = desk.ask(1, 11, fetch(range(10))).session_id
     assert session_id
     assert told(desk.ask(1, 11, fetch(range(10, 20), session_id, 1))) == list(range(10, 20))
-    # What was there already is nothing more, and what is forgotten makes room.
+    # Repeated partitions add nothing, and forgotten ones make room.
     assert desk.ask(1, 11, fetch(range(20), session_id, 2)).error_code == 0
     assert desk.ask(1, 11, fetch(range(0), session_id, 3, range(5))).error_code == 0
     assert desk.ask(1, 11, fetch(range(5), session_id, 4)).error_code == 0

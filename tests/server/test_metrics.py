@@ -69,7 +69,7 @@ def shipped(tmp_path: Path) -> Iterator[Server]:
 
 
 def address_of(server: Server) -> str:
-    """Where its metrics are."""
+    """Return the address of the metrics."""
     assert server.metrics_address is not None
     return server.metrics_address
 
@@ -110,7 +110,7 @@ def test_a_partition_is_told_as_it_is(store: LogStore, server: Server) -> None:
 
 
 def test_data_at_risk_grows_old_until_it_is_synced(store: LogStore, server: Server) -> None:
-    """Not older than the last scrape that found everything on disk; 0 once it is there again."""
+    """The age counts from the last scrape that found everything on disk; it is 0 once it is synced."""
     partition = store.open_partition("t", 0)
     partition.append([b"one"])
     partition.flush()
@@ -166,8 +166,10 @@ def test_partitions_of_other_processes_are_told_without_being_opened(tmp_path: P
 
 
 def test_a_first_scrape_of_many_topics_opens_and_syncs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many there are: a look at each, no partition opened, nothing written, configurations checked once each.
-    The next one reads no topic again."""
+    """One look at each topic: no partition is opened, nothing is written, and each configuration is checked once.
+
+    The next scrape reads no topic again.
+    """
     path, calls = tmp_path / "store", Counter[str]()
     with segmentlog.open(path, background=False) as store:
         for number in range(40):
@@ -242,7 +244,7 @@ def test_groups_of_the_library_are_told(store: LogStore, server: Server) -> None
 
 
 def test_requests_are_counted_with_their_latency(server: Server) -> None:
-    """By API, each in every bucket from its latency up; bytes in both directions."""
+    """Each request is in every bucket from its latency up, by API; bytes count in both directions."""
     with RawClient(server.bootstrap_servers) as client:
         for _ in range(3):
             client.ask(_METADATA, metadata.MetadataRequest(topics=[]), 12)
@@ -295,7 +297,7 @@ def test_errors_are_counted_under_kafkas_names(server: Server) -> None:
 
 
 def test_a_connection_that_brings_no_request_is_counted(server: Server) -> None:
-    """As cut; who merely goes is not."""
+    """It counts as cut; a connection that just closes does not."""
     with RawClient(server.bootstrap_servers) as client:
         client.socket.sendall(b"\x7f\xff\xff\xff")
         assert client.is_closed()
@@ -375,7 +377,7 @@ def test_the_dashboard_asks_for_what_there_is(shipped: Server) -> None:
 
 
 def test_a_server_that_is_well_says_so(server: Server) -> None:
-    """To who restarts it and to who sends clients."""
+    """Both the health and the readiness endpoint answer ok."""
     assert get(address_of(server), "/healthz") == (200, "ok\n")
     assert get(address_of(server), "/readyz") == (200, "ok\n")
 
@@ -390,7 +392,7 @@ def test_a_stuck_server_is_not_healthy(server: Server) -> None:
 
 
 def test_a_failed_partition_is_named(store: LogStore, server: Server) -> None:
-    """Not ready, with the reason; healthy all the same, for a restart would not help the disk."""
+    """The server is not ready, with the reason, but healthy: a restart would not help the disk."""
     store.open_partition("t", 1).handle.ledger.mark_failed()
     assert get(address_of(server), "/readyz") == (503, "t/1: an fsync failed\n")
     assert get(address_of(server), "/healthz")[0] == 200
@@ -412,7 +414,7 @@ def test_a_server_that_ends_is_not_ready(server: Server) -> None:
 
 
 def test_there_is_nothing_else(server: Server) -> None:
-    """No other path, no other method, no file."""
+    """Other paths and methods are refused, and no file is served."""
     assert get(address_of(server), "/")[0] == 404
     assert get(address_of(server), "/../../etc/passwd")[0] == 404
     assert get(address_of(server), "/metrics?name=x")[0] == 200
@@ -443,7 +445,7 @@ def _connect(server: Server, source: str = "127.0.0.1") -> socket.socket:
 
 @pytest.mark.parametrize("said", [b"", b"GET /met"])
 def test_silent_clients_keep_no_scrape_out(store: LogStore, monkeypatch: pytest.MonkeyPatch, said: bytes) -> None:
-    """Beyond eight the oldest of the address that has most makes room, at once; closing waits for none of them."""
+    """Beyond eight, the oldest one of the address with the most makes room, at once; a close waits for none of them."""
     monkeypatch.setattr(metrics, "_PATIENCE_S", 600.0)
     with segmentlog.serve(store, port=0, metrics="127.0.0.1:0") as server:
         few = [_connect(server, "127.0.0.2") for _ in range(2)]
@@ -476,7 +478,7 @@ def _ask(server: Server, path: str = "/metrics", **headers: str) -> tuple[int, s
 
 
 def test_no_page_of_another_site_has_it_asked(store: LogStore) -> None:
-    """Neither by a name that resolves to this machine, nor from a visitor's browser; programs are let in."""
+    """Requests by a name that resolves to this machine, or from a visitor's browser, are refused; others are served."""
     with segmentlog.serve(store, port=0, metrics="127.0.0.1:0", allowed_hosts=["metrics.example"]) as server:
         for host in ("evil.example", "evil.example:9644", "localhost.evil.example", ""):
             status, text = _ask(server, host=host, sec_fetch_site="same-origin")
@@ -524,7 +526,7 @@ def test_health_is_told_by_any_name_without_reasons(server: Server, monkeypatch:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "[::]"])
 def test_others_are_not_to_reach_it(tmp_path: Path, host: str) -> None:
-    """Unless the user says that the network keeps them out; TLS and users of the server do not protect it."""
+    """The user must say that the network keeps others out: TLS and users of the server do not protect it."""
     with pytest.raises(UnsafeListening, match=r"--metrics .*names of all topics") as raised:
         segmentlog.serve(tmp_path / "store", port=0, metrics=f"{host}:0")
     assert raised.value.option == "metrics"
@@ -534,14 +536,14 @@ def test_others_are_not_to_reach_it(tmp_path: Path, host: str) -> None:
 
 
 def test_an_address_that_is_taken_is_named(store: LogStore, server: Server, tmp_path: Path) -> None:
-    """And the server that could not have it leaves nothing behind."""
+    """The server that could not listen leaves no thread and no file."""
     with pytest.raises(OSError, match="cannot listen") as raised:
         segmentlog.serve(tmp_path / "other", port=0, metrics=address_of(server))
     assert raised.value.filename == address_of(server)
 
 
 def test_without_the_library_it_is_said_what_is_missing(store: LogStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And how to get it; a server without metrics needs none."""
+    """The error says how to install it; a server without metrics does not need it."""
     monkeypatch.setitem(__import__("sys").modules, "prometheus_client", None)
     monkeypatch.delitem(__import__("sys").modules, "segmentlog.server.telemetry.worker_metrics", raising=False)
     with pytest.raises(SegmentlogError, match=r"pip install '\.\[server\]'"):

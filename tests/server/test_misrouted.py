@@ -195,7 +195,7 @@ def test_a_client_of_java_at_another_store(tmp_path: Path) -> None:
 
 
 def errors(server: Server) -> int:
-    """How many clients were sent away."""
+    """Return how many clients were turned away."""
     return server.worker.broker.meter.error_counts().get(("ApiVersions", int(_AWAY)), 0)
 
 
@@ -205,5 +205,5 @@ def values(server: Server) -> list[bytes | None]:
 
 
 def port_of(address: str) -> int:
-    """Where it is to be served again."""
+    """Return the port on which the address is served again."""
     return int(address.rpartition(":")[2])

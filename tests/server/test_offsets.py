@@ -44,7 +44,7 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
 
 
 def append(desk: Desk, *timestamps: int) -> None:
-    """One batch of records with these timestamps, of no transaction."""
+    """Append one batch of records with these timestamps, outside of transactions."""
     data = foreign([Sent(b"k", b"v", timestamp) for timestamp in timestamps])
     desk.broker.partition("t", 0).append_wire(memoryview(data))
 
@@ -65,7 +65,7 @@ def delete(desk: Desk, before_offset: int) -> Any:
 
 
 def test_the_largest_timestamp_is_a_records(desk: Desk) -> None:
-    """Not that of the end of a transaction, which is later than what was sent in it."""
+    """The end of a transaction is later than its records, but does not count."""
     assert largest(desk) == NOTHING
     append(desk, NOW_MS + 1, NOW_MS + 7, NOW_MS + 2)
     append(desk, NOW_MS + 3)
@@ -107,7 +107,7 @@ def test_the_largest_timestamp_of_what_is_left(desk: Desk) -> None:
 
 
 def test_records_of_before_1970(desk: Desk) -> None:
-    """They are taken; as in Kafka none of them is the largest, and no request can ask for a time before 1970."""
+    """They are accepted. As in Kafka, none of them is the largest, and requests cannot name a time before 1970."""
     append(desk, -14_182_940_000, -62_135_596_800_000, -1)
     append(desk, -2)
     assert largest(desk) == NOTHING
@@ -119,7 +119,7 @@ def test_records_of_before_1970(desk: Desk) -> None:
 
 
 def test_records_of_before_the_year_1_are_refused(desk: Desk) -> None:
-    """No other interface could show their time: in the header, or in a record in the middle."""
+    """Their time could not be shown by other interfaces: in the header, or in a record in the middle."""
     for stamps in ((-62_135_596_800_001,), (-(2**62), 5)):
         with pytest.raises(InvalidWireBatch, match="timestamp"):
             append(desk, *stamps)
@@ -127,7 +127,7 @@ def test_records_of_before_the_year_1_are_refused(desk: Desk) -> None:
 
 
 def test_to_delete_what_is_gone_is_no_error(desk: Desk) -> None:
-    """As in Kafka: a repeated or late request gets the log start offset."""
+    """As in Kafka, a repeated or late request gets the log start offset."""
     append(desk, NOW_MS, NOW_MS, NOW_MS, NOW_MS)
     assert delete(desk, 3) == (ErrorCode.NONE, 3)
     assert delete(desk, 3) == (ErrorCode.NONE, 3)

@@ -21,7 +21,7 @@ EVERYTHING = 1 << 30
 
 
 def append(log: Partition, count: int, start: int = 0) -> None:
-    """So many batches of the library's, of three records each."""
+    """Append ``count`` batches through the library, of three records each."""
     for number in range(start, start + count):
         log.append([b"%d-%d" % (number, one) + b"v" * (number * 37 % 90) for one in range(3)], keys=[b"a", b"b", b"c"])
 
@@ -49,7 +49,7 @@ class Fetches:
 
 @pytest.fixture
 def fetch(monkeypatch: pytest.MonkeyPatch) -> Fetches:
-    """One server's."""
+    """Return the fetches of one server."""
     fetches, whole = Fetches(), Partition.read
 
     def counted(self: Partition, offset: int, *args: Any, **options: Any) -> Any:
@@ -69,7 +69,7 @@ def expected(log: Partition, fetch: Fetches, offset: int = 0) -> bytes:
 
 
 def test_nothing_is_looked_at_twice(tmp_path: Path, fetch: Fetches) -> None:
-    """From any batch on, and as much as is wanted; what is appended since is looked at once."""
+    """Fetches begin at any batch and have any size; appended batches are read once."""
     log = open_log(tmp_path)
     append(log, 20)
     assert fetch(log) == expected(log, fetch)
@@ -99,7 +99,7 @@ def test_batches_of_kafkas_between(tmp_path: Path, fetch: Fetches) -> None:
 
 @pytest.mark.parametrize("how", ["compacted", "truncated", "died", "trimmed"])
 def test_what_is_other_by_now_is_looked_at(tmp_path: Path, fetch: Fetches, how: str) -> None:
-    """Whatever happens to the log, a fetch returns its present contents."""
+    """After any change of the log, a fetch returns its current content."""
     log = open_log(tmp_path, **{"cleanup.policy": "compact", "segment.bytes": "1kb"})
     append(log, 30)
     before = fetch(log)
@@ -122,7 +122,7 @@ def test_what_is_other_by_now_is_looked_at(tmp_path: Path, fetch: Fetches, how: 
 
 
 def test_what_was_aborted_is_told_with_the_batches_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two compactions between the batches and the list: what was aborted is gone by then, and its marker, too."""
+    """Two compactions come between the batches and the list: the aborted records and their marker are gone by then."""
     log = open_log(tmp_path, cleanup_policy="compact", fsync="never")
     for number, committed in enumerate([False, True]):
         stamp = ProducerStamp(7, 0, -1, transactional=True)

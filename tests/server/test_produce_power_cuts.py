@@ -1,8 +1,8 @@
-"""The power is cut in the middle of Produce requests, at any call to the disk: what clients were told holds after it.
+"""Power cuts during Produce requests, at any call to the disk: the answers that clients got still hold after it.
 
-Several partitions, acks=1 and all, idempotent producers that send again what nobody answered, batches that are too
-large in between, answers that wait for an fsync while the next request is done. Below the sockets all of it is the
-server's own; its fsyncs run when the trial says so, and not in threads.
+Several partitions, acks=1 and all, and idempotent producers that repeat requests without an answer. Some batches are
+too large, and answers wait for an fsync while the next request runs. Everything below the sockets is the server's own
+code, but its fsyncs run when the trial chooses, and not in threads.
 
 SEGMENTLOG_SERVER_CUTS  lives of a server, each with dozens of power cuts
 """
@@ -95,14 +95,14 @@ class _Told:
         self.watermarks = [0] * _PARTITIONS
 
     def copy(self) -> _Told:
-        """As it is now."""
+        """Return a copy of the current state."""
         made = _Told()
         made.acked, made.named, made.read = dict(self.acked), dict(self.named), dict(self.read)
         made.watermarks = list(self.watermarks)
         return made
 
     def name(self, where: Where, value: bytes) -> None:
-        """An offset was acknowledged."""
+        """Note an acknowledged offset."""
         assert self.named.setdefault(where, value) == value, "one offset, two records"
 
 
@@ -117,7 +117,7 @@ class _Late(AckWaiter):
         self.owed.append((partition, _Waiter(base_offset, end_offset, done)))
 
     def sync(self, count: int) -> None:
-        """So many of those that are owed, the oldest first."""
+        """Run ``count`` of the pending fsyncs, the oldest first."""
         for partition, waiter in self.owed[:count]:
             waiter.done(self._reach(partition, [waiter]))
         del self.owed[:count]
@@ -142,7 +142,7 @@ class _Machine:
         self._later.append((request, self.desk.dispatcher.handle(self.desk.connection, memoryview(request.encoded()))))
 
     def assign_id(self) -> int:
-        """The producer id that a client gets."""
+        """Return the producer id that a client gets."""
         answer = self.desk.ask(22, 4, InitProducerIdRequest(None))
         assert answer.error_code == 0
         return int(answer.producer_id)
@@ -170,7 +170,7 @@ class _Machine:
                         told.acked[one.index, offset] = value
 
     def fetch(self, told: _Told) -> dict[Where, bytes]:
-        """All that a client is shown."""
+        """Return all records that a client gets."""
         found: dict[Where, bytes] = {}
         for number in range(_PARTITIONS):
             offset = 0
@@ -258,12 +258,12 @@ class _Life:
             machine.close()
 
     def start(self, disk: SimulatedDisk) -> _Machine:
-        """On this disk."""
+        """Start a machine on this disk."""
         self.disk = disk
         return _Machine(disk, self.clock, durable_reads=self.durable_reads)
 
     def step(self, machine: _Machine) -> None:
-        """One thing that clients or the disk do."""
+        """Do one action of the clients or of the disk."""
         what = self.rng.randrange(10)
         if what < 6:
             request = self.request()
@@ -277,7 +277,10 @@ class _Life:
         self.in_flight = [one for one in self.in_flight if one.answer is None]
 
     def request(self) -> _Request:
-        """One to one or two partitions; an idempotent producer is of one partition, and has few in flight."""
+        """Create a request to one or two partitions.
+
+        An idempotent producer uses one partition, and has few requests in flight.
+        """
         producer = self.rng.choice((None, *range(_PRODUCERS)))
         if producer is not None and sum(one.producer == producer for one in self.in_flight) >= _IN_FLIGHT_MAX:
             producer = None
@@ -309,7 +312,7 @@ class _Life:
         after = told.copy()
         found = machine.fetch(after)
         self.check(machine, told, found)
-        # And it goes on: what comes now is at offsets that nobody was ever told.
+        # The server continues: new records get offsets that were never acknowledged.
         request = _Request(-1, None, {number: self.values(False) for number in range(_PARTITIONS)}, 0)
         machine.send(request)
         machine.late.sync(_PARTITIONS)
@@ -359,7 +362,7 @@ class _Life:
 
 
 def live(count: int, seed: str, fsync: str, *, durable_reads: bool) -> None:
-    """So many lives."""
+    """Run ``count`` lives."""
     lives = [_Life(f"{seed} {number}", fsync, durable_reads=durable_reads) for number in range(count)]
     for life in lives:
         life.run()

@@ -41,7 +41,7 @@ Serve = Callable[..., Broker]
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Serve]:
-    """A worker over a store with a topic; each has the store open for itself."""
+    """Yield a function that creates workers over a store with a topic, each with the store open for itself."""
     brokers: list[Broker] = []
 
     def make(path: Path = tmp_path / "store", number: int = 1, **options: Any) -> Broker:
@@ -59,7 +59,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
 
 
 def assigned(broker: Broker, who: Principal = ANN, numbers: tuple[int, int] = (-1, -1)) -> tuple[int, int]:
-    """The producer id and epoch that a client gets; ``numbers`` are those that it has."""
+    """Return the producer id and epoch that a client gets; ``numbers`` are its current ones."""
     request = InitProducerIdRequest(None, 0)
     request.producer_id, request.producer_epoch = numbers
     answer = Desk(broker, who).ask(22, 4, request)
@@ -127,7 +127,7 @@ def test_the_id_of_another_principal_is_refused(serve: Serve) -> None:
 
 
 def test_ids_that_a_client_makes_up_are_refused(serve: Serve) -> None:
-    """They leave nothing in the partition, so that nothing grows."""
+    """They leave no state in the partition, so memory does not grow."""
     broker = serve()
     own, _ = assigned(broker)
     edges = [one for ids in (OLD_IDS, CLIENT_IDS, STORE_IDS) for one in (ids[0], ids[-1])]
@@ -139,7 +139,7 @@ def test_ids_that_a_client_makes_up_are_refused(serve: Serve) -> None:
 
 
 def test_a_transactional_batch_that_names_no_transaction_is_refused(serve: Serve) -> None:
-    """Also under an id of the client's own."""
+    """This also holds for the client's own id."""
     broker = serve()
     data = foreign([Sent(b"k", b"v")], producer=(*assigned(broker), 0), transactional=True)
     topics = [TopicProduceData("t", partition_data=[PartitionProduceData(0, memoryview(data))])]
@@ -163,7 +163,7 @@ def test_a_client_counts_on_under_its_id(serve: Serve) -> None:
 
 
 def test_every_client_has_an_id_of_its_own(serve: Serve) -> None:
-    """Also those of one principal, and of two workers."""
+    """This holds for clients of one principal, and of two workers."""
     brokers = [serve(), serve(number=2)]
     found = [assigned(broker, who)[0] for broker in brokers for who in (ANN, EVE) for _ in range(50)]
     assert len(set(found)) == 200
@@ -171,7 +171,7 @@ def test_every_client_has_an_id_of_its_own(serve: Serve) -> None:
 
 
 def test_another_worker_knows_the_id_and_so_does_a_restart(serve: Serve) -> None:
-    """Nothing that was acknowledged is appended twice when it comes again."""
+    """A repeated batch that was acknowledged is not appended again."""
     first, second = serve(), serve(number=2)
     numbers = assigned(first)
     assert produce(second, numbers, 0) == (ErrorCode.NONE, 0)
@@ -227,7 +227,7 @@ def test_a_lost_secret_ends_ids_and_new_ones_work(tmp_path: Path, serve: Serve) 
 def test_a_damaged_secret_is_read_and_warned_about_once(
     tmp_path: Path, serve: Serve, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However many batches come; another process that replaces the file is noticed."""
+    """This holds for any number of batches; a file that another process has replaced is noticed."""
     broker = serve()
     numbers = assigned(broker)
     broker.store.close()

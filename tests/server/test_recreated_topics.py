@@ -47,7 +47,7 @@ class _Recreating(OpenAuthorizer):
         self._is_armed = False
 
     def arm(self) -> None:
-        """From the next question on."""
+        """Trigger at the next question."""
         self._is_armed = True
 
     def allows(self, *args: Any) -> bool:
@@ -87,14 +87,14 @@ class _Race:
 
 @pytest.fixture
 def race(tmp_path: Path) -> Iterator[_Race]:
-    """One of them."""
+    """Yield a race."""
     made = _Race(tmp_path / "store")
     yield made
     made.broker.close()
 
 
 def test_produce_reaches_no_other_topic(race: _Race) -> None:
-    """Nothing is appended, and the client is told that the id is unknown."""
+    """Nothing is appended, and the client gets the error that the id is unknown."""
     batch = memoryview(foreign([Sent(b"k", b"for the old one")]))
     part = PartitionProduceData(0, batch)
 
@@ -108,7 +108,7 @@ def test_produce_reaches_no_other_topic(race: _Race) -> None:
 
 
 def test_fetch_reads_no_other_topic(race: _Race) -> None:
-    """It returns neither records nor offsets of the new topic."""
+    """The answer has no record and no offset of the new topic."""
     part = FetchPartition(0, partition_max_bytes=1 << 20)
 
     def request(topic_id: bytes) -> FetchRequest:

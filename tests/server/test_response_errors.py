@@ -20,7 +20,7 @@ from segmentlog.server.worker_counters import BUCKETS_S, Event, WorkerCounters
 
 
 def test_codes_of_partitions_and_of_the_whole() -> None:
-    """Each code as often as the response contains it, without those of success."""
+    """Each error code counts as often as the response contains it."""
     partitions = [produce.PartitionProduceResponse(number, code) for number, code in enumerate((0, 6, 3, 6))]
     answer = produce.ProduceResponse([produce.TopicProduceResponse(partition_responses=partitions)])
     assert collect_error_codes(answer) == [6, 3, 6]
@@ -47,7 +47,7 @@ def test_every_response_can_be_looked_at() -> None:
 
 
 def test_a_meter_counts_for_all_threads() -> None:
-    """Nothing is missed; a latency is in the first bucket that has room for it."""
+    """No count is missed; a latency is in the first bucket that fits."""
     meter = WorkerCounters()
 
     def work() -> None:

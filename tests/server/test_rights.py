@@ -1,6 +1,6 @@
-"""Who has one right is shown what it is a right to, and nothing else: by every API that lists or describes.
+"""A user with one right sees only the objects of that right, in every API that lists or describes.
 
-`test_leaks` asks every API in every version about one thing that is hidden; here each kind of thing has its users.
+`test_leaks` asks every API in every version about one hidden object; here each kind of object has its users.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ANY = 1
 
 
 def _of(key: int) -> Callable[..., Any]:
-    """Makes the messages of an API."""
+    """Return a function that creates messages of an API."""
     return lambda name, /, **fields: message(key, name)(**fields)
 
 
@@ -74,7 +74,7 @@ def _find_coordinator(world: World) -> Iterator[Any]:
 
 
 def _each(key: int, field: str, names: tuple[str, ...]) -> Callable[[World], Iterator[Any]]:
-    """One request for each name, in a list of texts."""
+    """Yield one request for each name, in a list of texts."""
 
     def make(world: World) -> Iterator[Any]:
         for name in names:
@@ -152,7 +152,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def world(folder: Path) -> Iterator[World]:
-    """It, open."""
+    """Yield the world, with an open store."""
     made = World(folder)
     yield made
     made.close()
@@ -160,7 +160,7 @@ def world(folder: Path) -> Iterator[World]:
 
 @pytest.fixture
 def broker(world: World) -> Iterator[Broker]:
-    """Its one worker."""
+    """Yield the only worker."""
     groups = GroupSettings(initial_rebalance_delay_ms=0, min_session_timeout_ms=1)
     settings = ServerSettings(groups=groups, auto_create=False)
     made = Broker(world.store, WorkerCluster("c", [WorkerNode(1, "localhost", 9092)], 1), settings, world.authorizer)
@@ -176,7 +176,7 @@ def test_every_api_is_asked() -> None:
 
 @pytest.mark.parametrize("name", USERS)
 def test_who_has_a_right_is_shown_that_and_nothing_else(world: World, broker: Broker, name: str) -> None:
-    """No answer shows what the rules deny; and what they allow is shown by some API."""
+    """No answer shows objects that the rules deny, and some API shows the allowed ones."""
     user, desk = USERS[name], Desk(broker, principal(name))
     allowed = user.sees | user.over_kafka
     seen: set[str] = set()
@@ -191,7 +191,7 @@ def test_who_has_a_right_is_shown_that_and_nothing_else(world: World, broker: Br
             for kind in found - allowed:
                 marks = [mark for mark in SECRETS[kind] if mark in answer and mark not in asked]
                 assert not marks, f"{APIS[key]}: {kind} for {name}: {request}\n{answer!r}"
-    # Whoever asks for a configuration names the topic, and is told of no other.
+    # A request for a configuration names the topic, and the answer has no other one.
     assert seen >= allowed - ({TOPIC} if "configs" in name else set())
 
 
@@ -201,7 +201,7 @@ def _subscription(*topics: str) -> bytes:
 
 
 def test_a_group_assigns_no_topic_that_a_member_may_not_describe(broker: Broker) -> None:
-    """To a classic member of a group of the consumer protocol: that would tell that the topic is there."""
+    """A classic member of a group of the consumer protocol would learn that the topic exists."""
     desk = Desk(broker, principal("open-things"))
     beat = _of(68)(
         "ConsumerGroupHeartbeatRequest", group_id="rest-group", member_id="m1", member_epoch=0,

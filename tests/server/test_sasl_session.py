@@ -39,7 +39,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def users(path: str) -> Users:
-    """As a server knows them."""
+    """Return the users as a server reads them."""
     return Users(path)
 
 
@@ -62,7 +62,10 @@ def plain(name: str, password: str, authorize: str = "") -> bytes:
 
 @pytest.mark.parametrize("mechanism", SCRAM_MECHANISMS)
 def test_scram_lets_in_who_has_the_password(users: Users, mechanism: str) -> None:
-    """With commas, equals signs and accents in name and password; before the last token there is no principal."""
+    """Names and passwords may have commas, equals signs and accents.
+
+    The principal is known only after the last token.
+    """
     session = SaslSession(users)
     assert session.principal is None
     assert scram(session, mechanism, NAME, PASSWORD) == (ErrorCode.NONE, None)
@@ -97,7 +100,7 @@ def test_scram_works_with_clients_of_others(users: Users, mechanism: str) -> Non
 
 
 def test_plain_lets_in_who_has_the_password(users: Users) -> None:
-    """With an authorization id that is the same name, or none."""
+    """The authorization id may be the same name, or empty."""
     for authorize in ("", NAME):
         session = SaslSession(users)
         session.handshake("PLAIN")
@@ -126,7 +129,7 @@ def test_plain_refuses_all_else(users: Users, token: bytes) -> None:
 
 
 def test_plain_refuses_a_token_cut_anywhere(users: Users) -> None:
-    """No prefix of a right token is one."""
+    """A prefix of a valid token is not valid."""
     whole = plain("bob", "other")
     for size in range(len(whole)):
         session = SaslSession(users)
@@ -136,7 +139,7 @@ def test_plain_refuses_a_token_cut_anywhere(users: Users) -> None:
 
 @pytest.mark.parametrize("mechanism", SCRAM_MECHANISMS)
 def test_wrong_and_unknown_are_refused_alike(users: Users, mechanism: str) -> None:
-    """Both are challenged, and fail at the same step with the same words."""
+    """Both get a challenge, and fail at the same step with the same message."""
     known = scram(SaslSession(users), mechanism, NAME, "wrong")
     unknown = scram(SaslSession(users), mechanism, "nobody", PASSWORD)
     assert known == unknown
@@ -154,7 +157,7 @@ def test_a_credential_of_one_mechanism_is_none_for_the_other(users: Users) -> No
 
 
 def test_a_replayed_exchange_is_refused(users: Users) -> None:
-    """Every challenge is another one, also for the same nonce of a client."""
+    """Every challenge differs, also for the same nonce of a client."""
     client = ScramClient("SCRAM-SHA-256", NAME, PASSWORD, nonce="fixed")
     session = SaslSession(users)
     session.handshake("SCRAM-SHA-256")
@@ -175,13 +178,13 @@ def begun(users: Users) -> tuple[SaslSession, ScramClient]:
 
 
 def _doubled(client: ScramClient, server_first: bytes) -> str:
-    """The nonce of librdkafka before 2.6.1: its own, and then what the server sent, which begins with its own."""
+    """Return the nonce of librdkafka before 2.6.1: its own, followed by the server's, which begins with its own."""
     return client.nonce + client.parse(server_first)[0]
 
 
 @pytest.mark.parametrize("mechanism", SCRAM_MECHANISMS)
 def test_old_librdkafka_sends_its_nonce_twice_and_gets_in(users: Users, mechanism: str) -> None:
-    """With the right password, and the server proves itself to it; Debian's kcat has librdkafka 2.0.2."""
+    """The password must be right, and the server proves itself; Debian's kcat has librdkafka 2.0.2."""
     session, client = (
         SaslSession(users),
         ScramClient(mechanism, NAME, PASSWORD, nonce="-./0189:;<=>?@AZ[]^_`az{|}~nonce"),
@@ -205,7 +208,7 @@ def test_a_wrong_password_with_the_nonce_twice_is_refused(users: Users) -> None:
 
 
 def test_no_other_nonce_is_accepted(users: Users) -> None:
-    """Only the nonce of this exchange, in that form: not the client's alone, not thrice, none of another exchange."""
+    """Only the nonce of this exchange, in that form, is accepted: not the client's part, and not another one."""
     other = begun(users)
     other_first = other[0].authenticate(other[1].first())[2]
     forms = [
@@ -273,7 +276,7 @@ def test_scram_tokens_cut_anywhere_are_refused(users: Users) -> None:
     ],
 )  # fmt: skip
 def test_garbled_first_messages_are_refused(users: Users, token: bytes) -> None:
-    """Missing parts, channel bindings that are not there, other names to act for, delegation tokens, no UTF-8."""
+    """Missing parts, unsupported channel bindings, other authorization ids, delegation tokens, bad UTF-8 fail."""
     session = SaslSession(users)
     session.handshake("SCRAM-SHA-256")
     assert session.authenticate(token)[0] == FAILED
@@ -281,7 +284,7 @@ def test_garbled_first_messages_are_refused(users: Users, token: bytes) -> None:
 
 
 def test_random_bytes_never_get_in(users: Users) -> None:
-    """Nor do bits that flip in a right exchange; nothing but an error comes of it."""
+    """Flipped bits in a valid exchange do not get in, either; the result is always an error."""
     numbers = random.Random(4711)
     for round_, mechanism in zip(range(300), itertools.cycle(MECHANISMS), strict=False):
         session = SaslSession(users)
@@ -298,7 +301,7 @@ def test_random_bytes_never_get_in(users: Users) -> None:
 
 
 def test_a_challenge_has_the_count_of_the_file(tmp_path: Path) -> None:
-    """As many iterations as the user was added with; clients refuse a million and one, and so does `add_user`."""
+    """The count is that of `add_user`; clients refuse a million and one, and so does `add_user`."""
     path = str(tmp_path / "users")
     add_user(path, "ann", "pw", iterations=1_000_000)
     session = SaslSession(Users(path))
@@ -309,7 +312,7 @@ def test_a_challenge_has_the_count_of_the_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mechanism", ["GSSAPI", "", "plain", "SCRAM-SHA-1", "\0", "OAUTHBEARER"])
 def test_other_mechanisms_are_answered_with_those_there_are(users: Users, mechanism: str) -> None:
-    """As Kafka does, and the connection is closed."""
+    """As in Kafka, the connection is then closed."""
     session = SaslSession(users, SCRAM_MECHANISMS)
     assert session.handshake(mechanism) == (ErrorCode.UNSUPPORTED_SASL_MECHANISM, list(SCRAM_MECHANISMS))
     assert session.has_failed
@@ -317,7 +320,7 @@ def test_other_mechanisms_are_answered_with_those_there_are(users: Users, mechan
 
 
 def test_a_mechanism_that_is_not_offered_is_none(users: Users) -> None:
-    """PLAIN where others could listen."""
+    """PLAIN is not offered where others could listen."""
     assert SaslSession(users, SCRAM_MECHANISMS).handshake("PLAIN")[0] == ErrorCode.UNSUPPORTED_SASL_MECHANISM
 
 
@@ -355,7 +358,7 @@ def test_steps_out_of_turn_are_illegal(users: Users) -> None:
 
 
 def test_after_a_failure_there_is_no_second_try(users: Users) -> None:
-    """On this connection: guessing costs a connection, and a tenth of a second, for each."""
+    """On the same connection, a second attempt is refused: each guess costs a connection and a tenth of a second."""
     session = SaslSession(users)
     session.handshake("PLAIN")
     session.authenticate(plain("bob", "wrong"))
@@ -364,7 +367,7 @@ def test_after_a_failure_there_is_no_second_try(users: Users) -> None:
 
 
 def test_old_clients_send_bare_tokens(users: Users) -> None:
-    """After a handshake of version 0; each answer has its length in front, and a failure has no answer."""
+    """After a handshake of version 0, each answer has its length in front, and a failure has no answer."""
     session = SaslSession(users)
     session.handshake("SCRAM-SHA-256", 0)
     assert session.takes_raw_tokens
@@ -421,7 +424,7 @@ def test_nobody_becomes_somebody_else(users: Users) -> None:
 
 
 def test_who_is_removed_cannot_prove_it_anew(tmp_path: Path) -> None:
-    """So a life of sessions bounds how long a removed user stays."""
+    """So the lifetime of sessions bounds how long a removed user stays."""
     path = str(tmp_path / "users")
     add_user(path, "ann", "pw", iterations=4096)
     users = Users(path)
@@ -433,7 +436,7 @@ def test_who_is_removed_cannot_prove_it_anew(tmp_path: Path) -> None:
 
 
 def test_no_secret_is_logged(users: Users, caplog: pytest.LogCaptureFixture) -> None:
-    """Not in right nor in wrong exchanges, at any level."""
+    """Passwords are in no log line at any level, after right and wrong exchanges."""
     caplog.set_level(0)
     scram(SaslSession(users), "SCRAM-SHA-256", "bob", "other")
     for password in ("other", "guess-12345"):
@@ -468,7 +471,7 @@ def test_the_handlers_say_it_in_kafkas_words(users: Users) -> None:
 
 
 def test_where_nobody_has_to_prove_anything_sasl_is_illegal() -> None:
-    """As with Kafka's listeners without SASL."""
+    """This is so with Kafka's listeners without SASL."""
     assert sasl_handshake(_call(None, 1), SaslHandshakeRequest()).error_code == ErrorCode.ILLEGAL_SASL_STATE
     assert sasl_authenticate(_call(None, 1), SaslAuthenticateRequest()).error_code == ErrorCode.ILLEGAL_SASL_STATE
 
@@ -481,7 +484,7 @@ def test_handshake_of_version_0_goes_on_with_bare_tokens(users: Users) -> None:
 
 
 def test_the_challenge_is_base64_of_a_salt(users: Users) -> None:
-    """So that clients of any kind can read it."""
+    """Clients of any kind can then read it."""
     session = SaslSession(users)
     session.handshake("SCRAM-SHA-256")
     client = ScramClient("SCRAM-SHA-256", "bob", "other")

@@ -42,7 +42,7 @@ def store(tmp_path: Path) -> Iterator[LogStore]:
 
 @pytest.fixture
 def security(tmp_path: Path) -> dict[str, str]:
-    """The files of three users, and of what they may do."""
+    """Write the files of three users and of their rules."""
     for name, password in (("ann", PASSWORD), ("bob", "other"), ("root", "r")):
         add_user(str(tmp_path / "users"), name, password, iterations=4096)
     (tmp_path / "acls").write_text("# ours\nsuper User:root\nallow User:ann describe topic:mine\n")
@@ -72,7 +72,7 @@ def seen(one: Any) -> list[str]:
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_who_logs_in_sees_his_topics(store: LogStore, security: dict[str, str], mechanism: str) -> None:
-    """And no others: each user what rules let him."""
+    """Rules decide what each user sees, and other topics stay hidden."""
     with served(store, **security) as server:
         assert seen(client(server, "ann", PASSWORD, mechanism)) == ["mine"]
         assert seen(client(server, "bob", "other", mechanism)) == []
@@ -143,7 +143,7 @@ def test_a_certificate_is_a_name(store: LogStore, security: dict[str, str], tmp_
 
 
 def test_rules_are_made_and_deleted_by_a_client(store: LogStore, security: dict[str, str]) -> None:
-    """As kafka-acls.sh does; they count at once, and the file keeps what people wrote."""
+    """kafka-acls.sh sends these requests; the rules count at once, and the file keeps the user's lines."""
     before = Path(security["acls"]).read_text()
     with served(store, **security) as server:
         root = client(server, "root", "r")

@@ -37,7 +37,7 @@ _PRODUCE = 0
 
 @pytest.fixture
 def bucket(tmp_path: Path) -> LocalBucket:
-    """Where it is shipped to."""
+    """Return the bucket that the store is shipped to."""
     return LocalBucket(str(tmp_path / "bucket"))
 
 
@@ -53,7 +53,7 @@ def server(tmp_path: Path, bucket: LocalBucket) -> Iterator[Server]:
 
 
 def restored(bucket: LocalBucket, folder: Path, isolation: Any = "read_uncommitted") -> list[bytes | None]:
-    """The values that a restore shows."""
+    """Return the values that a restore shows."""
     restore(bucket, str(folder))
     with LogStore(folder, background=False) as store:
         store.finish_transactions()
@@ -71,7 +71,7 @@ def told(server: Server, values: list[bytes], *, acks: int = -1, partition: int 
 
 @contextlib.contextmanager
 def gone(bucket: LocalBucket, tmp_path: Path) -> Iterator[None]:
-    """The object store cannot be reached meanwhile."""
+    """Make the object store unavailable during the block."""
     place = tmp_path / "bucket"
     place.rename(tmp_path / "away")
     place.write_text("a file stands there")
@@ -84,7 +84,7 @@ def gone(bucket: LocalBucket, tmp_path: Path) -> Iterator[None]:
 
 
 def test_acks_all_is_answered_once_the_object_store_has_it(tmp_path: Path, server: Server, bucket: LocalBucket) -> None:
-    """For any partition; many waiting requests are shipped together."""
+    """This holds for any partition; many waiting requests are shipped together."""
     producer = confluent_kafka.Producer({"bootstrap.servers": server.bootstrap_servers, "acks": "all", "linger.ms": 0})
     failed: list[Any] = []
     for number in range(20):
@@ -102,7 +102,7 @@ def test_acks_all_is_answered_once_the_object_store_has_it(tmp_path: Path, serve
 
 
 def test_acks_1_waits_for_nobody(tmp_path: Path, server: Server, bucket: LocalBucket) -> None:
-    """It is shipped at the end of the interval."""
+    """The records are shipped at the end of the interval."""
     assert told(server, [b"x"], acks=1) is ErrorCode.NONE
     assert server.store.topic("t").partition(0).shipped_offset == 0
     assert told(server, [b"y"], partition=1) is ErrorCode.NONE
@@ -112,7 +112,7 @@ def test_acks_1_waits_for_nobody(tmp_path: Path, server: Server, bucket: LocalBu
 def test_a_transaction_is_in_the_object_store_when_its_end_is_answered(
     tmp_path: Path, server: Server, bucket: LocalBucket
 ) -> None:
-    """With all that it decides about, and a group's positions when their commit is."""
+    """Everything that it decides is there, and so are a group's offsets when their commit is answered."""
     producer = confluent_kafka.Producer(
         {"bootstrap.servers": server.bootstrap_servers, "transactional.id": "etl", "linger.ms": 0}
     )
@@ -190,7 +190,7 @@ def test_nobody_waits_for_more_offsets_in_the_thread_that_serves_all(
 def test_clients_of_a_machine_that_was_taken_over_are_sent_away(
     tmp_path: Path, server: Server, bucket: LocalBucket
 ) -> None:
-    """As by a broker that leads nothing any more."""
+    """A broker that leads nothing answers this way."""
     assert told(server, [b"first"]) is ErrorCode.NONE
     take_over(bucket, str(tmp_path / "elsewhere"))
     assert told(server, [b"second"]) is ErrorCode.NOT_LEADER_OR_FOLLOWER
@@ -200,7 +200,7 @@ def test_clients_of_a_machine_that_was_taken_over_are_sent_away(
 
 
 def test_clients_retry_while_the_store_is_handed_over(tmp_path: Path, server: Server, bucket: LocalBucket) -> None:
-    """They look for the leader again, as after an election; so they continue at this machine if nobody takes over."""
+    """They look for the leader again, as after an election, and continue at this machine if the hand-over fails."""
     assert told(server, [b"first"]) is ErrorCode.NONE
     codes = []
 
@@ -235,7 +235,7 @@ def test_a_coordinator_sends_clients_to_another_coordinator(error: Exception, co
 
 
 def workers_of(process: subprocess.Popen[str]) -> list[int]:
-    """The processes that it has started."""
+    """Return the processes that the server has started."""
     return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
 
 
@@ -246,7 +246,7 @@ def test_a_store_that_is_open_is_not_shipped_by_its_server(tmp_path: Path, bucke
 
 
 def test_workers_of_the_command_ship_as_well(tmp_path: Path, bucket: LocalBucket) -> None:
-    """One of them does; another one takes its place when it is killed."""
+    """One of them ships; after a kill, another one takes its place."""
     command = arguments_of(
         tmp_path / "store", "serve", "--listen", "127.0.0.1:0", "--workers", "2", "--ship", bucket.url,
         "--ship-interval", "200ms", "--acks-all", "shipped",

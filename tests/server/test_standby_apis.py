@@ -83,7 +83,7 @@ def _has_records(answer: Any) -> bool:
 
 @pytest.mark.parametrize("has_nodes", [True, False])
 def test_no_request_gets_data_from_a_standby(tmp_path: Path, has_nodes: bool) -> None:
-    """Each version of each API is answered, without records, and without a change of the replica."""
+    """Each version of each API is answered, without records, and the replica stays unchanged."""
     for broker in _broker(tmp_path, _OWNER if has_nodes else ()):
         desk, random = Desk(broker), Random(7)
         before, met = _files(broker.store.path or ""), defaultdict(set)
@@ -108,7 +108,7 @@ def test_no_request_gets_data_from_a_standby(tmp_path: Path, has_nodes: bool) ->
 
 
 def test_each_refusal_names_an_error_for_what_was_requested(standby: Broker) -> None:
-    """No part of an answer counts as done, except in the answers about where the owner is."""
+    """Only answers about the owner's address contain successes."""
     desk, random = Desk(standby), Random(3)
     for key, version in every_api():
         if key in _ANSWERED:
@@ -174,7 +174,7 @@ def test_other_descriptions_name_the_owner(standby: Broker) -> None:
 
 
 def test_producers_without_a_transactional_id_try_again(standby: Broker) -> None:
-    """They get the error that every client repeats the request after."""
+    """They get the error after which every client repeats the request."""
     answer = Desk(standby).ask(22, 4, InitProducerIdRequest(transactional_id=None))
     assert (answer.error_code, answer.producer_id) == (ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, -1)
 

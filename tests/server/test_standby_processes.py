@@ -32,7 +32,7 @@ from server.standby_machines import Load, Machine, machines, start_pair  # noqa:
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[list[Machine]]:
-    """Two machines of one store, not started."""
+    """Yield two machines of one store, which are not started."""
     with machines(tmp_path) as found:
         yield found
 
@@ -89,7 +89,7 @@ def test_a_stopped_owner_is_fenced_and_becomes_the_standby(pair: list[Machine]) 
 
 
 def test_a_standby_that_is_first_waits_and_refuses_connections(pair: list[Machine]) -> None:
-    """It says what it waits for. Its port refuses connections until it has a replica, and sends clients away then."""
+    """It logs the reason. Its port refuses connections until it has a replica, and then turns clients away."""
     owner, standby = pair
     standby.start()
     line = standby.wait_for("waiting for a store at")
@@ -140,7 +140,7 @@ def _ship_a_store(machine: Machine) -> None:
 def test_a_machine_started_with_ship_continues_from_each_state(
     pair: list[Machine], prepare: Callable[[Machine, Machine], None], role: str
 ) -> None:
-    """``--ship`` creates a store only if none is shipped, and does not keep the machine from its role."""
+    """``--ship`` creates a store only if none is shipped; the machine takes its role all the same."""
     other, machine = pair
     prepare(other, machine)
     assert not (machine.path / "store.json").exists()
@@ -274,7 +274,7 @@ def test_a_wrong_url_is_refused(tmp_path: Path, arguments: tuple[str, ...], stat
 
 
 def test_a_port_in_use_is_refused_at_the_start(pair: list[Machine]) -> None:
-    """Although the port of a standby does not listen at first."""
+    """The error comes although the port of a standby does not listen at first."""
     _, standby = pair
     with socket.create_server(("127.0.0.1", standby.port)):
         standby.start()

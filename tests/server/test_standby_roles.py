@@ -37,7 +37,7 @@ def test_the_message_of_a_start_contains_no_secret(status: dict[str, str] | None
 
 
 def test_the_log_of_a_new_role_contains_no_secret(caplog: pytest.LogCaptureFixture) -> None:
-    """Neither is a token in the log."""
+    """Tokens are not in the log, either."""
     supervisor = SimpleNamespace(
         plan=SimpleNamespace(path="d", standby=StandbyPlan(url=URL)), is_standby=True, _stops=1, _all_sockets=[],
         _finish=print, _end_at_once=print, _new_children=list,

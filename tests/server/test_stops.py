@@ -61,7 +61,7 @@ class Process:
             self._lines.put(line.strip())
 
     def next_line(self) -> str:
-        """That it prints."""
+        """Return the next line that the process prints."""
         return self._lines.get(timeout=_WAIT_S)
 
     def wait_for(self, line: str) -> None:
@@ -91,7 +91,7 @@ class Process:
         return "left" in left
 
     def kill(self) -> None:
-        """At the end of a test, whatever became of it."""
+        """Kill the process at the end of a test, in any state."""
         if self._process.poll() is None:
             self._process.kill()
         self._process.wait(_WAIT_S)
@@ -113,7 +113,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def start(path: Path) -> Iterator[Start]:
-    """Starts servers, and kills them at the end."""
+    """Yield a function that starts servers, and kill them at the end."""
     started: list[Process] = []
 
     def start_process(*, finish_s: float = _NEVER_S, **options: Any) -> Process:
@@ -126,14 +126,14 @@ def start(path: Path) -> Iterator[Start]:
 
 
 def values(path: Path) -> list[bytes | None]:
-    """All that topic t has now."""
+    """Return all values of topic t."""
     with segmentlog.open(path) as store:
         partition = store.open_partition("t", 0)
         return [record.value for batch in partition.read(0) for record in batch.records()]
 
 
 def produce(value: bytes, acks: int = -1) -> ProduceRequest:
-    """One record."""
+    """Return a request with one record."""
     topic = TopicProduceData("t", partition_data=[PartitionProduceData(0, foreign([Sent(b"k", value)]))])
     return ProduceRequest(None, acks, 30_000, [topic])
 
@@ -147,7 +147,7 @@ def fetch(wait_ms: int, size_bytes: int = 1 << 20) -> FetchRequest:
 
 
 def test_who_waits_for_the_disk_is_answered(start: Start, path: Path) -> None:
-    """All that were sent before: with the offsets at which they are found after it."""
+    """All pending requests are answered with the offsets that the records have afterwards."""
     server = start(fsync_s=0.5)
     with WireClient(server.address) as client:
         client.send(0, 7, produce(b"first"))
@@ -166,7 +166,7 @@ def test_who_waits_for_the_disk_is_answered(start: Start, path: Path) -> None:
 
 
 def test_who_waits_for_records_is_answered(start: Start) -> None:
-    """That there are none."""
+    """They get an empty answer."""
     server = start()
     with WireClient(server.address) as client:
         client.ask(18, 0, ApiVersionsRequest())
@@ -203,7 +203,7 @@ def _until_it_waits(address: str, group: str) -> None:
 
 
 def fill(path: Path) -> None:
-    """As many bytes as no socket takes at once."""
+    """Append more bytes than a socket accepts at once."""
     with segmentlog.open(path) as store:
         partition = store.open_partition("t", 0)
         for _ in range(_LARGE_BYTES >> 20):
@@ -211,7 +211,7 @@ def fill(path: Path) -> None:
 
 
 def test_who_is_slow_gets_all_of_its_answer(start: Start, path: Path) -> None:
-    """It is waited for, for a while."""
+    """The server waits for it, for a limited time."""
     fill(path)
     server = start()
     with WireClient(server.address, receive_buffer=1 << 16) as client:
@@ -257,7 +257,7 @@ def test_a_handshake_is_not_waited_for(start: Start, tmp_path: Path, said: bytes
 
 @pytest.mark.parametrize("is_begun", [False, True])
 def test_who_has_not_said_who_he_is_is_not_waited_for(start: Start, tmp_path: Path, is_begun: bool) -> None:
-    """Before, and in the middle of SASL."""
+    """This holds before and during SASL."""
     users = str(tmp_path / "users.json")
     add_user(users, "ann", "secret", iterations=4096)
     server = start(users=users)

@@ -1,6 +1,6 @@
-"""Who has not said who he is yet takes next to nothing, and keeps nobody out.
+"""Clients that have not authenticated get few resources, and others are served.
 
-SEGMENTLOG_SERVER_STRANGERS  connections that never say it
+SEGMENTLOG_SERVER_STRANGERS connections that never authenticate
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def authority() -> trustme.CA:
 
 @pytest.fixture
 def make_server(tmp_path: Path, users: str, authority: trustme.CA) -> Iterator[MakeServer]:
-    """A server where clients say who they are, with or without TLS."""
+    """Yield a function that creates servers that require authentication, with or without TLS."""
     servers: list[Server] = []
 
     def make(*, tls: bool = False, sasl: bool = True, **limits: Any) -> Server:
@@ -80,7 +80,7 @@ def make_server(tmp_path: Path, users: str, authority: trustme.CA) -> Iterator[M
 
 
 def log_in(client: WireClient) -> WireClient:
-    """As ann. Raises `Refused`."""
+    """Log in as ann. Raises `Refused`."""
     client.ask(18, 3, ApiVersionsRequest("test", "1"))
     assert client.ask(17, 1, SaslHandshakeRequest("PLAIN")).error_code == 0
     assert client.ask(36, 2, SaslAuthenticateRequest(b"\0ann\0secret")).error_code == 0
@@ -132,11 +132,11 @@ def test_requests_of_strangers_are_few(make_server: MakeServer) -> None:
 
 
 def say_nothing(client: WireClient) -> None:
-    """Not a word."""
+    """Send nothing."""
 
 
 def say_half_a_length(client: WireClient) -> None:
-    """And then no more."""
+    """Send two bytes of a length."""
     client.raw(b"\0\0")
 
 
@@ -156,7 +156,7 @@ def say_byte_by_byte(client: WireClient) -> None:
 
 
 def ask_versions(client: WireClient) -> None:
-    """Again and again, and nothing else."""
+    """Send ApiVersions requests all the time."""
 
     def send() -> None:
         try:
@@ -170,13 +170,13 @@ def ask_versions(client: WireClient) -> None:
 
 
 def begin_to_log_in(client: WireClient) -> None:
-    """And stop in the middle."""
+    """Begin SCRAM, and stop in the middle."""
     client.ask(17, 1, SaslHandshakeRequest("SCRAM-SHA-256"))
 
 
 @pytest.mark.parametrize("say", [say_nothing, say_half_a_length, say_byte_by_byte, ask_versions, begin_to_log_in])
 def test_strangers_do_not_stay(make_server: MakeServer, say: Callable[[WireClient], None]) -> None:
-    """Whatever they send, they are disconnected in time. Clients that have authenticated by then stay."""
+    """With any of these requests, they are disconnected in time. Clients that have authenticated by then stay."""
     server = make_server(authentication_s=0.4, unauthenticated_requests=1000)
     with log_in(WireClient(server.bootstrap_servers)) as known, WireClient(server.bootstrap_servers) as client:
         say(client)
@@ -204,7 +204,7 @@ def test_a_handshake_does_not_take_for_ever(make_server: MakeServer, said: bytes
 
 @pytest.mark.parametrize("tls", [False, True])
 def test_the_oldest_stranger_makes_room(make_server: MakeServer, tls: bool, authority: trustme.CA) -> None:
-    """So many may be there at a time, in the handshake or after it; those who are in are not among them."""
+    """The limit counts clients in and after the handshake, and not those that have authenticated."""
     server = make_server(tls=tls, unauthenticated_connections=3)
     connect = (lambda: encrypted(server, authority)) if tls else lambda: WireClient(server.bootstrap_servers)
     known = log_in(connect())
@@ -222,7 +222,7 @@ def test_the_oldest_stranger_makes_room(make_server: MakeServer, tls: bool, auth
 
 @pytest.mark.parametrize("tls", [False, True])
 def test_strangers_of_one_address_make_room_for_those_of_another(make_server: MakeServer, tls: bool) -> None:
-    """However many there are of one, the few of the other stay."""
+    """With any number of one address, the few of the other stay."""
     server = make_server(tls=tls, unauthenticated_connections=8)
     listener = server.worker.listener
     few = [WireClient(server.bootstrap_servers, source="127.0.0.2") for _ in range(3)]
@@ -237,7 +237,7 @@ def test_strangers_of_one_address_make_room_for_those_of_another(make_server: Ma
 
 
 def is_gone(client: WireClient) -> bool:
-    """Whether the server has closed it, as far as is known now."""
+    """Return whether the server is known to have closed the connection."""
     client.sock.setblocking(False)
     try:
         return client.sock.recv(1) == b""
@@ -248,7 +248,7 @@ def is_gone(client: WireClient) -> bool:
 
 
 def test_silent_connections_make_room_where_nobody_has_to_say_who_he_is(make_server: MakeServer) -> None:
-    """Those of the address with the most of them.
+    """Silent connections of the address with the most of them are closed.
 
     Clients that sent a request stay, and another connection is rejected.
     """

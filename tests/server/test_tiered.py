@@ -1,4 +1,4 @@
-"""Topics with tiered storage behind the server: Kafka's clients read segments that are only in the object store."""
+"""Topics with tiered storage: Kafka's clients read segments that are only in the object store."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def listed(client: WireClient, timestamp: int) -> tuple[int, int]:
 
 @pytest.mark.parametrize("size_bytes", [1, 700, 1 << 20])
 def test_a_client_reads_all_of_it(server: Server, size_bytes: int) -> None:
-    """Batch after batch, whoever wrote it, with any limit of the fetch; and once more."""
+    """Batch after batch, by any writer, with any limit of the fetch, and twice."""
     with WireClient(server.bootstrap_servers) as client:
         for _ in range(2):
             reached: list[int] = []

@@ -36,7 +36,7 @@ from segmentlog.store import LogStore
 
 @pytest.fixture
 def store(tmp_path: Path) -> LogStore:
-    """The machine died: of ten records of topic t the last five are gone."""
+    """Return a store after a machine's death: of ten records of topic t, the last five are gone."""
     first = opened(LogStore(tmp_path / "store", background=False, fs=NoSyncFileSystem()))
     first.create_topic("t", 1, {"fsync": "never"})
     partition = first.open_partition("t", 0)
@@ -88,7 +88,7 @@ def headers(records: object) -> list[WireHeader]:
 
 @pytest.mark.parametrize("version", [2, 3, 4])
 def test_the_epoch_before_ended_where_the_loss_begins(server: Server, lost: LostRange, version: int) -> None:
-    """So a client that has read more learns that it was truncated (KIP-320)."""
+    """A client that has read more then learns of the truncation (KIP-320)."""
     epoch = server.store.open_partition("t", 0).epoch
     asked = [OffsetForLeaderPartition(0, -1, one) for one in (epoch - 1, epoch, epoch + 1)]
     with WireClient(server.bootstrap_servers) as client:
@@ -98,7 +98,7 @@ def test_the_epoch_before_ended_where_the_loss_begins(server: Server, lost: Lost
 
 
 def test_who_stands_inside_is_told(server: Server, lost: LostRange) -> None:
-    """Out of range; with the epoch that he knows, that it is over; with what he fetched last, where he left history."""
+    """It gets OFFSET_OUT_OF_RANGE, FENCED_LEADER_EPOCH for its old epoch, or the diverging epoch and offset."""
     epoch = server.store.open_partition("t", 0).epoch
     with WireClient(server.bootstrap_servers) as client:
         for offset in (6, 9, lost.end_offset - 1):

@@ -36,7 +36,7 @@ def request_class(key: int) -> Any:
 
 
 def message(key: int, name: str) -> Any:
-    """The module that has an API's messages gives one of its classes by name."""
+    """Return a class by name of the module with an API's messages."""
     return getattr(importlib.import_module(APIS[key].codec.__name__), name)  # type: ignore[attr-defined]
 
 
@@ -90,7 +90,7 @@ class WireClient:
         return self._sent
 
     def answer(self) -> Any:
-        """The answer to the oldest request that has none yet. Raises `Refused` when there will be none."""
+        """Return the answer to the oldest pending request. Raises `Refused` if none will come."""
         number, key, version = self._expected.popleft()
         data = memoryview(self.frame())
         correlation_id, at = decode_response_header(data, APIS[key], version)
@@ -98,7 +98,7 @@ class WireClient:
         return APIS[key].codec.decode_response(data, at, version)
 
     def ask(self, key: int, version: int, body: Any) -> Any:
-        """One request and its answer."""
+        """Send a request and return its answer."""
         self.send(key, version, body)
         return self.answer()
 
@@ -107,7 +107,7 @@ class WireClient:
         return self._take(int.from_bytes(self._take(4), "big"))
 
     def is_closed_by_peer(self) -> bool:
-        """Whether the server has ended the connection; waits for that, and passes over what is still answered."""
+        """Wait until the server has closed the connection, skip remaining answers, and return whether it did."""
         try:
             while self.sock.recv(1 << 16):
                 pass
@@ -177,11 +177,11 @@ class Desk:
         )  # fmt: skip
 
     def ask_bytes(self, frame: bytes | memoryview) -> bytes | None:
-        """The answer to a request (both without their length), None where none is wanted. Raises as `Dispatcher`."""
+        """Return the answer to a request (both without their length), or None. Raises as `Dispatcher`."""
         return self.bytes_of(self.dispatcher.handle(self.connection, memoryview(frame)))
 
     def bytes_of(self, answer: Answer) -> bytes | None:
-        """The bytes of what the dispatcher returned, without their length; waits for them where they come later."""
+        """Return the bytes of the dispatcher's answer without their length; wait for a deferred answer."""
         if answer is None:
             return None
         if isinstance(answer, PendingResponse):
@@ -192,12 +192,12 @@ class Desk:
         return b"".join(answer)[4:]
 
     def ask(self, key: int, version: int, body: Any) -> Any:
-        """One request and its answer."""
+        """Make a request and return its answer."""
         data = self.ask_bytes(request_bytes(key, version, body, 7)[4:])
         return None if data is None else self.decoded(key, version, data)
 
     def decoded(self, key: int, version: int, data: bytes) -> Any:
-        """The answer that has these bytes, to a request of `ask`."""
+        """Decode the answer to a request of `ask`."""
         view = memoryview(data)
         correlation_id, at = decode_response_header(view, APIS[key], version)
         assert correlation_id == 7
@@ -206,6 +206,6 @@ class Desk:
 
 @contextlib.contextmanager
 def connected(address: str, count: int) -> Any:
-    """So many connections that have said nothing yet."""
+    """Yield ``count`` connections that have sent nothing yet."""
     with contextlib.ExitStack() as stack:
         yield [stack.enter_context(WireClient(address)) for _ in range(count)]

@@ -31,7 +31,7 @@ class Cluster(NamedTuple):
 
 @contextlib.contextmanager
 def cluster(folder: Path, workers: int, environment: Mapping[str, str]) -> Iterator[Cluster]:
-    """One that goes with the block, with all that it started. Raises `JavaNotFound`."""
+    """Start a cluster, and stop it with all its processes at the end of the block. Raises `JavaNotFound`."""
     home = Path(pyspark.__file__).parent
     common = {
         **{name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "AWS_"))},

@@ -19,7 +19,7 @@ _SECOND = {"test_archive", "test_exactly_once", "test_session", "test_spark_tabl
 
 @pytest.hookimpl(tryfirst=True)  # before -m has its look at the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whatever uses the session is marked `spark`, and runs in two processes of a run in several."""
+    """Mark tests that use the session `spark`, and run them in two processes of a run with several."""
     for item in items:
         if "spark" in getattr(item, "fixturenames", ()) and item.get_closest_marker("spark") is None:
             item.add_marker(pytest.mark.spark)
@@ -29,7 +29,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def skip_or_fail(error: Exception) -> None:
-    """Without Java there is nothing to test, which is fine on a machine of one's own."""
+    """Skip the test without Java; in CI, fail."""
     if os.environ.get("CI") == "true":
         pytest.fail(f"Spark's tests cannot be run: {error}")
     pytest.skip(str(error))

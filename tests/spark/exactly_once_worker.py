@@ -1,13 +1,13 @@
-"""A Spark driver of its own that copies topic "in" to topic "out", to be killed: run by test_exactly_once.py.
+"""A Spark driver that copies topic "in" to topic "out", and that test_exactly_once.py kills.
 
     python exactly_once_worker.py STORE CHECKPOINT MASTER [NAME=VALUE ...]
 
-Says "batch N" for each micro-batch that is done, and "done" when nothing is left.
+It prints "batch N" after each micro-batch, and "done" when all records are copied.
 
-    flaky=1       each task whose partition is 0 fails at its first attempt, after it has staged everything
-    slow=SECONDS  ... and takes so long at that, so that it is speculated about
-    kill=1        kill all of it, Java and this process, the first time that a micro-batch is published
-                  and Spark does not know it yet
+    flaky=1       each task of partition 0 fails at its first attempt, after it has staged everything
+    slow=SECONDS  ... and takes this long for it, so that Spark starts a speculative task
+    kill=1        kill Java and this process the first time that a micro-batch is published, before
+                  Spark knows of it
     kill_executor=1  kill an executor after the second micro-batch
     conf.NAME=VALUE  a setting of Spark's
 """
@@ -63,7 +63,7 @@ class HarmedSource(DefaultSource):
 
 
 def executors() -> list[int]:
-    """The Javas that this driver's workers have started, of a local cluster."""
+    """Return the processes of the executors that this driver's workers have started in a local cluster."""
     found = []
     for entry in Path("/proc").iterdir():
         try:

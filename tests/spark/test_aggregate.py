@@ -62,17 +62,17 @@ def outputs(path: str, topic: str) -> list[tuple[Row, Row, int]]:
 
 
 def text(timestamp_ms: int) -> str:
-    """As JSON has it."""
+    """Return the time as JSON has it."""
     return datetime.fromtimestamp(timestamp_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def nearest_rank(numbers: list[float], share: float) -> float:
-    """The smallest number that has so large a share of them at or below it."""
+    """Return the smallest number with at least this share of all numbers at or below it."""
     return sorted(numbers)[max(0, math.ceil(share * len(numbers)) - 1)]
 
 
 def test_the_same_as_python(spark: SparkSession, tmp_path: Path) -> None:
-    """One job, sliding windows by two keys: counts, sums, averages, extremes and percentiles to the last digit."""
+    """One job has sliding windows by two keys: counts, sums, averages, extremes and percentiles to the last digit."""
     path = make_store(tmp_path / "store", "t", "out")
     chance = random.Random(1)
     rows = [
@@ -164,7 +164,7 @@ def test_append_from_run_to_run(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_update(spark: SparkSession, tmp_path: Path) -> None:
-    """With mode "update" a window is written whenever it changed, once: the last record of its key is its state."""
+    """With mode "update", a window is written once for each change: the last record of its key is its state."""
     path = make_store(tmp_path / "store", "t", "out")
     went = Incremental(str(tmp_path / "checkpoint"))
     windows = Windows((parse_aggregate("count"),), "1h", keys=("k",))
@@ -202,7 +202,7 @@ def test_aggregates_as_they_are_written(written: str, read: Aggregate) -> None:
 
 @pytest.mark.parametrize("wrong", ["", "median(a)", "avg", "avg()", "sum(*)", "avg(a", "p100(a)", "avg(a) late", "p50"])
 def test_aggregates_that_are_none(wrong: str) -> None:
-    """What is wrong is said, with what there is."""
+    """The error names the aggregates that exist."""
     with pytest.raises(InvalidAggregation, match=r"write|there are count, sum"):
         parse_aggregate(wrong)
 
@@ -220,7 +220,7 @@ def test_intervals() -> None:
 
 
 def test_bad_input(spark: SparkSession, tmp_path: Path) -> None:
-    """What is wrong is said in one sentence, and nothing is written."""
+    """The error is one sentence, and nothing is written."""
     path = make_store(tmp_path / "store", "t", "empty", "out")
     add(path, [(TEN_MS, {"n": 1, "deep": {"x": 1}, "name": "a"})])
     count = parse_aggregate("count")

@@ -1,4 +1,4 @@
-"""What is archived is what was in the log, what is restored is what was archived, wherever it was cut off."""
+"""An archive has the records of the log, and a restore has those of the archive, after a crash at any step."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Crash(BaseException):
 
 
 def crash_before(step: str, times: int = 1) -> Callable[[str], None]:
-    """An ``on_step`` that dies before a step, or before it comes a second time."""
+    """Return an ``on_step`` that crashes before the given occurrence of a step."""
     left = times
 
     def on_step(name: str) -> None:
@@ -48,7 +48,7 @@ def crash_before(step: str, times: int = 1) -> Callable[[str], None]:
 
 
 def rows_of(store_path: Path, topic: str, upto: int | None = None) -> list[Row]:
-    """Everything in a topic, as a reader of committed records sees it."""
+    """Return all records of a topic, as a reader of committed records gets them."""
     found: list[Row] = []
     with segmentlog.open(store_path, background=False) as store:
         for log in store.topic(topic).partitions():
@@ -59,7 +59,7 @@ def rows_of(store_path: Path, topic: str, upto: int | None = None) -> list[Row]:
 
 
 def archived_rows(spark: SparkSession, folder: Path) -> list[Row]:
-    """What anybody finds in an archive."""
+    """Return the rows that any reader finds in an archive."""
     rows = spark.read.parquet(str(folder)).orderBy("partition", "offset").collect()
     return [
         (
@@ -75,7 +75,7 @@ def archived_rows(spark: SparkSession, folder: Path) -> list[Row]:
 
 
 def fill(store: LogStore, topic: str, partitions: int = 1, count: int = 100, first: int = 0) -> None:
-    """Records of three days in each partition, and a segment that is sealed behind them."""
+    """Append records of three days to each partition, and seal the segment."""
     for number in range(partitions):
         log = store.topic(topic).partition(number)
         numbers = range(first, first + count)
@@ -115,7 +115,7 @@ def make_rich(path: Path) -> None:
 
 
 def test_archive_and_restore_exactly(spark: SparkSession, tmp_path: Path) -> None:
-    """Two runs, the second with what is new only; restored: the same offsets, gaps, times, keys, values, headers."""
+    """The second run has only new records; the restore has the same offsets, gaps, times, keys, values and headers."""
     path, folder = tmp_path / "store", tmp_path / "some archive"
     make_rich(path)
     first = archive(spark, str(path), "rich", str(folder))
@@ -155,7 +155,7 @@ def test_archive_and_restore_exactly(spark: SparkSession, tmp_path: Path) -> Non
 
 @pytest.fixture(scope="module")
 def plain(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a store, its topic "t" of two partitions, and the archive of it in two runs; to be copied."""
+    """Return a folder with a store, its topic "t" of two partitions, and their archive of two runs; tests copy it."""
     base = tmp_path_factory.mktemp("archive")
     with segmentlog.open(base / "store", background=False) as store:
         store.create_topic("t", partitions=2, retention_ms=-1)
@@ -180,13 +180,13 @@ def archive_of(spark: SparkSession, base: Path, **options: object) -> ArchiveRep
 
 
 def log_starts(base: Path) -> list[int]:
-    """Where the partitions begin."""
+    """Return the log start offsets of the partitions."""
     with segmentlog.open(base / "store", background=False) as store:
         return [log.log_start_offset for log in store.topic("t").partitions()]
 
 
 def test_a_crash_at_every_step(spark: SparkSession, base: Path) -> None:
-    """The next run finishes what was noted, or begins anew; no record is in the archive twice, or left out."""
+    """The next run finishes the noted step or starts again; the archive has each record once."""
     with segmentlog.open(base / "store", background=False) as store:
         fill(store, "t", 2, 20, 150)
     expected = rows_of(base / "store", "t")
@@ -231,7 +231,7 @@ def test_what_was_written_wrong_is_not_archived(spark: SparkSession, base: Path)
 
 
 def test_trim(spark: SparkSession, base: Path) -> None:
-    """It frees what is archived, and nothing when a file of the archive was changed, or is missing."""
+    """It deletes archived records, and nothing if a file of the archive was changed or is missing."""
     path = next((base / "archive").glob("date=*/part-000001*.parquet"))
     good = path.read_bytes()
     harmed = bytearray(good)
@@ -254,7 +254,7 @@ def test_trim(spark: SparkSession, base: Path) -> None:
 
 
 def test_what_is_not_archived(spark: SparkSession, tmp_path: Path) -> None:
-    """The active segment, what a transaction has not decided, and what is behind --upto."""
+    """The active segment, open transactions, and records after --upto are not archived."""
     with segmentlog.open(tmp_path / "store", background=False) as store:
         topic = store.create_topic("t", retention_ms=-1)
         log = topic.partition(0)
@@ -276,7 +276,7 @@ def test_what_is_not_archived(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_gaps(spark: SparkSession, base: Path) -> None:
-    """Records that went before they were archived are told, and noted in the manifest when that is fine."""
+    """Records that were deleted before a run cause an error, or are noted in the manifest if gaps are allowed."""
     with segmentlog.open(base / "store", background=False) as store:
         fill(store, "t", 1, 20, 150)
         store.topic("t").partition(0).trim(160)
@@ -294,7 +294,7 @@ def test_gaps(spark: SparkSession, base: Path) -> None:
 
 
 def test_another_history(spark: SparkSession, base: Path, tmp_path: Path) -> None:
-    """A topic that was made anew under the same name, however long it is by now, and another topic or store."""
+    """A topic that was recreated under the same name is refused at any length, and so is another topic or store."""
     with segmentlog.open(base / "store", background=False) as store:
         store.create_topic("other")
         with pytest.raises(AnotherHistory, match="archive of topic 't'"):
@@ -314,7 +314,7 @@ def test_another_history(spark: SparkSession, base: Path, tmp_path: Path) -> Non
 
 
 def test_folders_that_will_not_do(spark: SparkSession, base: Path) -> None:
-    """Each is told in a sentence, before anything is written."""
+    """Each of them raises one sentence, before anything is written."""
     store = str(base / "store")
     with pytest.raises(SegmentlogError, match=r"^s3://bucket/x: the folder must be on a file system that is mounted"):
         archive(spark, store, "t", "s3://bucket/x")
@@ -355,7 +355,7 @@ def test_a_restoration_that_was_cut_off(spark: SparkSession, base: Path, monkeyp
 
 
 def test_topics_that_cannot_be_restored_into(spark: SparkSession, base: Path) -> None:
-    """What holds something else, stamps records itself, or has too few partitions; nothing is appended."""
+    """Topics with other records, own timestamps or too few partitions are refused, and nothing is appended."""
     with segmentlog.open(base / "store", background=False) as store:
         store.create_topic("other", partitions=2)
         store.topic("other").partition(1).append([b"other"])
@@ -377,7 +377,7 @@ def test_topics_that_cannot_be_restored_into(spark: SparkSession, base: Path) ->
 
 
 def test_a_damaged_archive_is_not_restored(spark: SparkSession, base: Path) -> None:
-    """It is found before anything of it is appended; a manifest that does not fit, when all is."""
+    """The damage is found before the first append, or for a manifest that does not fit, at the end."""
     path = next((base / "archive").glob("date=*/*.parquet"))
     good = path.read_bytes()
     path.write_bytes(good[:100] + bytes([good[100] ^ 1]) + good[101:])
@@ -434,7 +434,7 @@ def stop_in_a_job(spark: SparkSession) -> None:
 def test_a_signal_in_the_middle_of_a_job(
     spark: SparkSession, tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It ends the job, and says so in a line: to ask Java while somebody waits for its answer breaks off both."""
+    """It ends the job and prints a line. Asking Java while another call waits for its answer would break both calls."""
     with segmentlog.open(tmp_path / "store", background=False) as store:
         store.create_topic("t", retention_ms=-1)
         fill(store, "t", count=30_000)

@@ -45,7 +45,7 @@ ALL: list[tuple[str, Any, Any, Any]] = [
 
 @pytest.fixture
 def path(tmp_path: Path) -> str:
-    """A store with values of two versions of a schema in a topic, and one that is no such value."""
+    """Return a store with values of two versions of a schema in a topic, and one value that is not of the schema."""
     first = {"type": "record", "name": "R", "fields": [{"name": name, "type": kind} for name, kind, _, _ in ALL]}
     place = str(tmp_path / "store")
     with segmentlog.open(place, background=False) as store:
@@ -94,14 +94,14 @@ def test_a_logical_type_of_another_type(base: dict[str, Any], logical: str, valu
 
 @pytest.mark.parametrize(("precision", "scale"), [(None, 0), (0, 0), (39, 2), (5, 6)])
 def test_a_decimal_that_spark_has_not(precision: int | None, scale: int) -> None:
-    """It is told when the column is made, and not by the first value."""
+    """The error comes when the column is created, before any value is read."""
     schema = {"type": "bytes", "logicalType": "decimal", "precision": precision, "scale": scale}
     with pytest.raises(InvalidSchema, match=f"a decimal of precision {precision} and scale {scale}: Spark's"):
         AvroTypes({key: value for key, value in schema.items() if value is not None}, {}).spark_type()
 
 
 def test_what_is_no_value_fails_or_is_null(spark: SparkSession, path: str) -> None:
-    """As the mode says; a null value is null in both."""
+    """The mode decides; a null value is null in both modes."""
     rows = spark.read.format("segmentlog").option("path", path).option("subscribe", "bad").load()
     kept = rows.select(from_avro("value", path, subject="things-value", mode="permissive").alias("v")).collect()
     assert [row.v for row in kept] == [None, None]

@@ -1,4 +1,4 @@
-"""What goes wrong is told in one sentence, through all of Spark's layers: what it was, where, and what to do."""
+"""Errors are one sentence, through all of Spark's layers: what failed, where, and what to do."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return a store with topic "t", of two partitions, and some records; nobody changes it."""
+    """Return a store with topic "t", of two partitions, and some records; tests must not change it."""
     path = str(tmp_path_factory.mktemp("bad") / "store")
     with segmentlog.open(path, background=False) as store:
         topic = store.create_topic("t", partitions=2, max_message_bytes=1000)
@@ -30,7 +30,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def check_told(error: BaseException, sentence: str) -> None:
-    """The sentence is in what Spark throws, and it is what `reason_of` gives: a line, and nothing else in it."""
+    """Check that Spark's error contains the sentence, and that `reason_of` returns one line without other text."""
     assert sentence in str(error), str(error)
     reason = reason_of(error)
     assert sentence in reason, reason
@@ -155,7 +155,7 @@ def test_tables_of_the_catalog(spark: SparkSession, path: str) -> None:
             spark.sql(text)
         check_told(told.value, instead)
     assert not spark.catalog.tableExists("made")
-    spark.sql(f"CREATE TABLE made (value binary) USING segmentlog {options}")  # of which the source is not told
+    spark.sql(f"CREATE TABLE made (value binary) USING segmentlog {options}")  # Spark does not call the source for this
     try:
         for text in ("SELECT * FROM made", "INSERT INTO made VALUES (binary('v'))"):
             with pytest.raises(Exception) as told:  # noqa: PT011
@@ -187,14 +187,14 @@ def test_writing_a_stream(spark: SparkSession, path: str, tmp_path: Path) -> Non
 
 
 def failing(what: Callable[[], object]) -> BaseException:
-    """What it raises."""
+    """Return the error that the call raises."""
     with pytest.raises(Exception) as told:  # noqa: PT011
         what()
     return told.value
 
 
 def test_sparks_own_sentences(spark: SparkSession, path: str) -> None:
-    """An error that is not this library's is told as Spark tells it, without the rest."""
+    """An error of Spark has Spark's own sentence, without the rest."""
     frame = spark.read.format("segmentlog").load(path, subscribe="t")
     for error in (
         failing(lambda: frame.select("nosuch")),

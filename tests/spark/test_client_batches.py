@@ -1,4 +1,4 @@
-"""What Kafka's clients sent, as Spark reads it."""
+"""Spark reads the batches of Kafka's clients."""
 
 from __future__ import annotations
 

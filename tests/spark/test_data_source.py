@@ -1,4 +1,4 @@
-"""`spark.read.format("segmentlog")`: the rows are the records that a consumer reads, no more and no fewer."""
+"""`spark.read.format("segmentlog")`: the rows are exactly the records that a consumer reads."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def as_row(record: Record) -> Row:
 
 
 def rows_of(frame: DataFrame) -> list[Row]:
-    """All rows, sorted by where they are, timestamps in milliseconds."""
+    """Return all rows, sorted by partition and offset, with timestamps in milliseconds."""
     found = frame.selectExpr("*", "unix_millis(timestamp) AS ms").drop("timestamp").collect()
     rows = []
     for row in found:
@@ -82,7 +82,7 @@ def values_of(frame: DataFrame) -> list[bytes]:
 
 
 def test_rows_are_what_a_consumer_reads(store: segmentlog.LogStore, load: Load) -> None:
-    """All columns of all records: null keys, empty and null values, headers, timestamps."""
+    """The rows have all columns of all records: null keys, empty and null values, headers, timestamps."""
     store.create_topic("all", partitions=3)
     for partition in range(3):
         log = store.topic("all").partition(partition)
@@ -149,7 +149,7 @@ def test_projection(store: segmentlog.LogStore, load: Load) -> None:
 
 
 def test_isolation(store: segmentlog.LogStore, load: Load) -> None:
-    """By default what is committed; uncommitted, all that is there; durableOnly what a power cut leaves."""
+    """By default, rows are committed; uncommitted has all records, and durableOnly those that survive a power cut."""
     log = store.create_topic("isolated", fsync="never").partition(0)
     log.append([b"before"], ack="durable")
     producer = store.producer(name="isolated")
@@ -189,7 +189,7 @@ def test_data_that_is_gone_before_it_is_planned(store: segmentlog.LogStore, load
 
 @pytest.mark.parametrize("what", ["trim", "truncate", "delete"])
 def test_data_that_goes_after_it_was_planned(store: segmentlog.LogStore, load: Load, what: str) -> None:
-    """Between planning and reading: an error, or with failOnDataLoss = false what is left, told in the log."""
+    """Records deleted after the planning are an error, or with failOnDataLoss = false a warning with the rest."""
     name = f"going-{what}"
     log = store.create_topic(name).partition(0)
     for n in range(10):
@@ -253,7 +253,7 @@ def test_many_partitions_are_few_tasks(store: segmentlog.LogStore, load: Load) -
 
 
 def test_a_compacted_topic(store: segmentlog.LogStore, load: Load) -> None:
-    """What is left of it, under its own offsets, also where a task's part begins or ends in a hole."""
+    """The remaining records keep their offsets, also if a task begins or ends in a hole."""
     log = store.create_topic("compacted", cleanup_policy="compact").partition(0)
     for n in range(200):
         log.append([b"%d" % n], keys=[b"k%d" % (n % 7) if n % 50 else b"once %d" % n])
@@ -270,7 +270,7 @@ def test_a_compacted_topic(store: segmentlog.LogStore, load: Load) -> None:
 
 
 def test_an_empty_topic(store: segmentlog.LogStore, load: Load) -> None:
-    """No rows, and no error."""
+    """An empty topic gives no rows."""
     store.create_topic("empty", partitions=2)
     assert load(subscribe="empty").count() == 0
     assert load(subscribe="empty").schema.names[0] == "key"
@@ -294,7 +294,7 @@ def test_damage_is_told(store: segmentlog.LogStore, load: Load, path: str) -> No
 def test_damage_is_stepped_over(
     store: segmentlog.LogStore, load: Load, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With skipDamaged every record of the other batches comes, however the work is cut; what is left out is told."""
+    """With skipDamaged, all records of other batches are returned for any split, and the skipped range is logged."""
     log = store.create_topic("holes", compression_type="none").partition(0)
     for start in range(0, 500, 50):
         log.append([b"%04d " % (start + n) * 40 for n in range(50)])
@@ -314,7 +314,7 @@ def test_damage_is_stepped_over(
 
 
 def test_text_that_is_none(store: segmentlog.LogStore, load: Load) -> None:
-    """With invalidText one bad byte is null, or U+FFFD; everything else is as it was."""
+    """With invalidText, an invalid byte is null or U+FFFD; everything else is unchanged."""
     log = store.create_topic("text").partition(0)
     log.append([b"fine", b"\xffab", None, b""], keys=[b"\xc3", b"\xc3\xa4", None, b"k"])
     expected = {
@@ -328,7 +328,7 @@ def test_text_that_is_none(store: segmentlog.LogStore, load: Load) -> None:
 
 
 def test_options_of_kafka(store: segmentlog.LogStore, load: Load) -> None:
-    """With compatible = true what only Kafka's source knows is passed over."""
+    """With compatible = true, options that only Kafka's source has are ignored."""
     store.create_topic("moved").partition(0).append([b"1"])
     kafkas = {"kafka.bootstrap.servers": "broker:9092", "fetchOffset.numRetries": 3, "maxOffsetsPerTrigger": 5}
     assert load(subscribe="moved", compatible="true", **kafkas).count() == 1

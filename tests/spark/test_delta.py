@@ -39,7 +39,7 @@ def update(spark: SparkSession, base: Path, **options: Any) -> TableReport:
 
 
 def rows_of(spark: SparkSession, base: Path) -> dict[bytes, bytes]:
-    """What is in it, by key; each key once."""
+    """Return the rows of the table by key, and check that each key is there once."""
     rows = spark.read.format("delta").load(str(base / "table")).collect()
     found = {bytes(row.key): bytes(row.value) for row in rows}
     assert len(found) == len(rows)
@@ -47,12 +47,12 @@ def rows_of(spark: SparkSession, base: Path) -> dict[bytes, bytes]:
 
 
 def changes(report: TableReport) -> tuple[int, int, int, int, int]:
-    """What the report counts."""
+    """Return the counts of the report."""
     return report.records, report.inserted, report.updated, report.deleted, report.rows
 
 
 def test_inserts_updates_deletes(spark: SparkSession, tmp_path: Path) -> None:
-    """Each update merges what is new only; tombstones delete; the position is in the commit."""
+    """Each update merges only new records; tombstones delete; the position is in the commit."""
     send(tmp_path, [b"k%d" % (at % 20) for at in range(100)], [b"%d" % at for at in range(100)])
     assert changes(update(spark, tmp_path)) == (100, 20, 0, 0, 20)
     expected = {b"k%d" % at: b"%d" % (at + 80) for at in range(20)}
@@ -63,14 +63,14 @@ def test_inserts_updates_deletes(spark: SparkSession, tmp_path: Path) -> None:
     del expected[b"k2"]
     assert rows_of(spark, tmp_path) == expected
     assert changes(update(spark, tmp_path)) == (0, 0, 0, 0, 20)
-    spark.sql(f"OPTIMIZE delta.`{tmp_path / 'table'}`")  # a commit of somebody else's
+    spark.sql(f"OPTIMIZE delta.`{tmp_path / 'table'}`")  # a commit of another program
     send(tmp_path, [b"x"], [None])
     assert changes(update(spark, tmp_path)) == (1, 0, 0, 1, 19)
     assert b"x" not in rows_of(spark, tmp_path)
 
 
 def test_json_values_and_a_rebuild(spark: SparkSession, tmp_path: Path) -> None:
-    """Values' fields as columns; a table that is made anew is the same."""
+    """The fields of JSON values become columns, and a rebuilt table is the same."""
     send(tmp_path, [b"a", b"b", b"a"], [b'{"n": 1}', b'{"n": 2}', b'{"n": 3}'])
     update(spark, tmp_path, json_values=True)
     for _ in range(2):

@@ -24,7 +24,7 @@ def flights() -> demo_flights.Flights:
 
 @pytest.fixture
 def folder(flights: demo_flights.Flights, tmp_path: Path) -> Path:
-    """A store with them, and with records among them that are no flights, as the steps before leave it."""
+    """Return a store with the flights and a few other records, as the steps before leave it."""
     path = tmp_path / "store"
     with segmentlog.open(path) as store:
         store.create_topic("flights", partitions=4, retention_ms=-1)
@@ -35,7 +35,7 @@ def folder(flights: demo_flights.Flights, tmp_path: Path) -> Path:
 
 
 def test_the_steps_on_spark_hold(spark: SparkSession, folder: Path, flights: demo_flights.Flights) -> None:
-    """Windows, table and plot are made and checked; what is no flight does not count; the session goes on."""
+    """Windows, table and plot are created and right; other records do not count; the session stays open."""
     plot, said = folder.parent / "delays.png", list[str]()
     demo_spark.run_on_spark(folder, flights, plot, said.append)
     text = "\n".join(said)

@@ -40,7 +40,7 @@ WORKER = Path(__file__).with_name("exactly_once_worker.py")
 
 
 def make(path: Path, count: int) -> None:
-    """A store whose topic "in" holds so many numbered records in three partitions; topic "out" is empty."""
+    """Create a store with ``count`` numbered records in the three partitions of "in", and an empty topic "out"."""
     with segmentlog.open(path, background=False) as store:
         store.create_topic("in", partitions=3, fsync="never")
         store.create_topic("out", partitions=4, fsync="never")
@@ -48,7 +48,7 @@ def make(path: Path, count: int) -> None:
 
 
 def feed(path: Path, start: int, stop: int) -> None:
-    """Records ``start`` to ``stop``, in batches of a dozen."""
+    """Send the records ``start`` to ``stop``, in batches of a dozen."""
     with segmentlog.open(path, background=False) as store, store.producer() as producer:
         for first in range(start, stop, 12):
             numbers = range(first, min(first + 12, stop))
@@ -72,7 +72,7 @@ def check(path: Path, count: int) -> None:
 
 
 def orphans(path: Path) -> list[str]:
-    """Staged files that nobody will publish."""
+    """Return the staged files that will never be published."""
     return sorted(one.name for one in Path(path, STAGING_FOLDER).rglob("*.batches"))
 
 
@@ -80,7 +80,7 @@ def orphans(path: Path) -> list[str]:
 
 
 def die_once(marker: str) -> None:
-    """Kill this process, the first time that somebody comes by."""
+    """Kill this process the first time that any process calls this."""
     try:
         os.close(os.open(marker, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
     except FileExistsError:
@@ -167,14 +167,14 @@ def start(spark: SparkSession, tmp_path: Path) -> Iterator[Copy]:
         return queries[-1]
 
     yield start
-    (tmp_path / GO_ON).touch()  # stop() waits for one that is paused, and for ever if its test failed before
+    (tmp_path / GO_ON).touch()  # stop() waits for a paused sink, forever if its test failed before
     for query in queries:
         query.stop()
     cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
 def test_nothing_happens(start: Copy, tmp_path: Path) -> None:
-    """Without any failure: exactly once, nothing staged is left, and a query that is started again adds nothing."""
+    """Without failures, each record is copied once, no staged file is left, and a restarted query adds nothing."""
     make(tmp_path / "store", 300)
     start().awaitTermination()
     check(tmp_path / "store", 300)
@@ -215,7 +215,7 @@ def run(tmp_path: Path, master: str, checkpoint: str = "copy", **options: str) -
 
 
 def end_of(worker: subprocess.Popen[str], tmp_path: Path) -> list[str]:
-    """What it says to its end, which must be a good one."""
+    """Return the output of the worker up to its end, and check that it succeeded."""
     try:
         said, _ = worker.communicate(timeout=240)
     finally:
@@ -234,7 +234,7 @@ def kill(worker: subprocess.Popen[str]) -> None:
 
 
 def committed(path: Path) -> int:
-    """How many records topic "out" shows."""
+    """Return the number of committed records in topic "out"."""
     with segmentlog.open(path, background=False, read_only=True) as store:
         return len(list(store.consumer("out", isolation="read_committed")))
 
@@ -243,11 +243,12 @@ def committed(path: Path) -> int:
 
 
 def test_drivers_that_are_killed(start: Copy, tmp_path: Path) -> None:
-    """Other drivers go on with a copy of the checkpoint: the newest counts, the older one hears that it is fenced.
+    """Other drivers continue with copies of the checkpoint: the newest one wins, and the older one gets a fencing
+    error.
 
-    Their tasks fail, and they die by kill -9, Python and Java: first between the sink's commit and Spark's
-    own, then whenever. The last one is a cluster of two executors, one of which is killed, with speculation.
-    Exactly once all the same.
+    Their tasks fail, and `kill -9` ends their Python and Java: first between the sink's commit and Spark's own, then at
+    any time. The last driver is a cluster of two executors with speculation, one of which is killed. Each record is
+    still copied once.
     """
     path, count = tmp_path / "store", 750 + 150 * KILL_ROUNDS
     make(path, 150)

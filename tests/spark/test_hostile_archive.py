@@ -1,6 +1,6 @@
-"""What a manifest names lies in its own folder, whoever wrote it: nothing outside is read, moved or overwritten.
+"""A manifest may name only files in its own folder: no file outside is read, moved or overwritten.
 
-No Spark session is needed to be told so: everything here comes before one is asked for anything.
+All checks here come before a Spark session is needed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ LEADING_OUT = [
 
 
 def manifest_of(folder: Path, **changes: Any) -> dict[str, Any]:
-    """Of an archive of one file, which is there."""
+    """Return the manifest of an archive with one file, and create the file."""
     path = folder / FILE
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"rows")
@@ -69,7 +69,7 @@ def write(folder: Path, document: Any) -> ArchiveFolder:
 
 @pytest.fixture
 def outside(tmp_path: Path) -> Iterator[Path]:
-    """A file next to the archive that nobody touches, and a folder where nothing comes."""
+    """Yield a file next to the archive; check at the end that it and a folder next to it are unchanged."""
     secret = tmp_path / "secret"
     secret.write_bytes(SECRET)
     (tmp_path / "elsewhere").mkdir()
@@ -80,14 +80,14 @@ def outside(tmp_path: Path) -> Iterator[Path]:
 
 
 def intent_of(document: dict[str, Any], source: str, target: str) -> dict[str, Any]:
-    """The manifest with a run that is about to be moved."""
+    """Return the manifest with a run that is about to be moved."""
     run = document["runs"][0]
     run = {**run, "id": "000002-0011aabb", "files": [{**run["files"][0], "path": target}]}
     return {**document, "intent": {"run": run, "sources": [source], "partitions": document["partitions"]}}
 
 
 def test_a_manifest_that_is_one(tmp_path: Path) -> None:
-    """What the library writes passes: the checks refuse nothing that is right."""
+    """A manifest that the library wrote passes all checks."""
     archived = write(tmp_path / "a", manifest_of(tmp_path / "a"))
     manifest = archived.existing()
     archived.check_files(manifest.runs)
@@ -106,7 +106,7 @@ def test_a_manifest_that_is_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", LEADING_OUT)
 @pytest.mark.parametrize("where", ["file", "source", "target", "run"])
 def test_names_that_lead_elsewhere(tmp_path: Path, outside: Path, where: str, name: str) -> None:
-    """Each is refused with the manifest, the name, and what to do, before anything is looked at or changed."""
+    """The error has the manifest, the name, and the remedy, and comes before any file is read or changed."""
     document = manifest_of(tmp_path / "a")
     if where == "file":
         document["runs"][0]["files"][0]["path"] = name
@@ -150,14 +150,14 @@ def changed(document: dict[str, Any], *keys: Any, value: Any) -> dict[str, Any]:
     ],
 )  # fmt: skip
 def test_numbers_that_no_log_has(tmp_path: Path, keys: tuple[Any, ...], value: object) -> None:
-    """Refused with a sentence: neither a hundred gigabytes of gaps nor a billion partitions are made of them."""
+    """The manifest is refused with one sentence, before it fills memory with gaps or a billion partitions."""
     document = changed(manifest_of(tmp_path / "a"), *keys, value=value)
     with pytest.raises(SegmentlogError, match=r"manifest\.json: "):
         write(tmp_path / "a", document).existing()
 
 
 def test_names_that_are_given_twice(tmp_path: Path) -> None:
-    """No file of a run is put over another one; nor is a partition, or a source, there twice."""
+    """A run must not overwrite its own files, and a partition or a source must not occur twice."""
     document = manifest_of(tmp_path / "a")
     file, partition = document["runs"][0]["files"][0], document["partitions"][0]
     twice = intent_of(document, "x", FILE)
@@ -175,7 +175,7 @@ def test_names_that_are_given_twice(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", [b"", b"{}", b"[" * 100_000, b'{"format": 1', b"\xff", b"null"])
 def test_what_is_no_manifest(tmp_path: Path, text: bytes) -> None:
-    """It is told, and no traceback."""
+    """The error is one of the library's, without a traceback."""
     with pytest.raises(ArchiveDamaged, match="it is not a manifest"):
         write(tmp_path / "a", text).existing()
 
@@ -184,7 +184,7 @@ def test_what_is_no_manifest(tmp_path: Path, text: bytes) -> None:
 
 
 def place(kind: str, path: Path, target: Path) -> None:
-    """Something that is no regular file."""
+    """Put a file that is not regular at a path."""
     path.unlink(missing_ok=True)
     if kind == "link":
         path.symlink_to(target)
@@ -206,7 +206,7 @@ KINDS = ["link", "dangling link", "pipe", "socket", "device", "folder"]
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_file_that_is_none(tmp_path: Path, outside: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Links are not followed, pipes not waited for, devices not read: for a file, the manifest, the lock."""
+    """Links are not followed, pipes do not block, devices are not read, as a file, as the manifest, or as the lock."""
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "a"
     document = manifest_of(folder)
@@ -243,7 +243,7 @@ def test_what_waits_under_the_name_of_a_temporary_file(
 
 
 def test_a_temporary_name_that_is_a_link_is_not_written_through(tmp_path: Path, outside: Path) -> None:
-    """Whatever file is replaced."""
+    """This holds for each file that is replaced."""
     (tmp_path / "checkpoint.tmp").symlink_to(outside)
     with pytest.raises(OSError, match="symbolic link"):
         replace_file(FileSystem(), str(tmp_path / "checkpoint"), b"new")
@@ -251,7 +251,7 @@ def test_a_temporary_name_that_is_a_link_is_not_written_through(tmp_path: Path, 
 
 @pytest.mark.parametrize("which", [DAY, "_segmentlog", "_segmentlog/run-000002-0011aabb", "run/day"])
 def test_folders_that_are_links(tmp_path: Path, outside: Path, which: str) -> None:
-    """Nothing is read from, moved to, or removed from where they lead."""
+    """Files in their targets are not read, replaced or removed."""
     folder = tmp_path / "a"
     document = intent_of(manifest_of(folder), f"{DAY}/source.parquet", f"{DAY}/target.parquet")
     archived = write(folder, document)
@@ -287,7 +287,7 @@ def test_folders_that_are_links(tmp_path: Path, outside: Path, which: str) -> No
 
 
 def test_a_source_that_is_a_link_is_not_moved_in(tmp_path: Path, outside: Path) -> None:
-    """Or else the archive would hold it from then on."""
+    """Otherwise the archive would contain it from then on."""
     archived = write(tmp_path / "a", intent_of(manifest_of(tmp_path / "a"), "source", "target"))
     run = tmp_path / "a/_segmentlog/run-000002-0011aabb"
     run.mkdir()
@@ -311,13 +311,13 @@ def test_a_file_without_end(tmp_path: Path) -> None:
 
 
 def table_state(**changes: Any) -> TableState:
-    """Of a table of one file."""
+    """Return the state of a table of one file."""
     files = [TableFile("bucket-00000-00000-v000001.parquet", 0, 1)]
     return msgspec.structs.replace(TableState(FORMAT, 1, "t", "s", 8, None, {0: 1}, {}, files), **changes)
 
 
 def write_table(base: Path, state: TableState) -> TableFolder:
-    """A table that is in this state."""
+    """Write a table that is in this state."""
     version = base / ".table.versions/v000001"
     version.mkdir(parents=True, exist_ok=True)
     (version / "_segmentlog.json").write_bytes(msgspec.json.encode(state))
@@ -329,7 +329,7 @@ def write_table(base: Path, state: TableState) -> TableFolder:
 
 @pytest.mark.parametrize("name", [*LEADING_OUT[:-9], "other.parquet", "bucket-00000-00000-v000001.parquet/../../x"])
 def test_a_table_whose_state_names_other_files(tmp_path: Path, outside: Path, name: str) -> None:
-    """They are neither linked into the next version nor handed to Spark."""
+    """Such files are not linked into the next version, and Spark does not read them."""
     if "\ud800" in name:
         return
     assert write_table(tmp_path, table_state()).read() == table_state()
@@ -339,7 +339,7 @@ def test_a_table_whose_state_names_other_files(tmp_path: Path, outside: Path, na
 
 
 def test_a_table_with_links_in_place_of_files(tmp_path: Path, outside: Path) -> None:
-    """Nor are links followed: of a file, of the state, of a version, of all versions."""
+    """Links in place of a file, the state, a version or all versions are not followed."""
     folder = write_table(tmp_path, table_state())
     state = folder.read()
     assert state is not None
@@ -382,7 +382,7 @@ def test_topics_that_a_checkpoint_names(tmp_path: Path, name: str) -> None:
     [{"t": {"-1": 1}}, {"t": {"0": -5}}, {"t": {"x": 1}}, {"t": 5}, {"t": {"0": None}}, {"t": {"0": 1, "id": "../t"}}],
 )
 def test_offsets_of_a_checkpoint_that_are_none(document: Any) -> None:
-    """Told in a sentence."""
+    """The error is one sentence."""
     with pytest.raises(SegmentlogError, match="from a backup"):
         decode_positions(document)
 

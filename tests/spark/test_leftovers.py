@@ -1,4 +1,4 @@
-"""What the check of every test's leftovers makes of a process that has a Spark session."""
+"""The check for leftovers of a test, in a process that has a Spark session."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 
 def _is_soon_connected_to_nobody(connection: socket.socket) -> bool:
-    """Once Java has closed its end, too."""
+    """Return whether Java closes its end of the connection soon."""
     for _ in range(1000):
         try:
             connection.getpeername()
@@ -41,9 +41,9 @@ def test_connections_to_java_are_no_leak_and_others_are(spark: SparkSession) -> 
 
 
 def test_a_forked_child_tells_java_nothing(spark: SparkSession) -> None:
-    """What the parent has of Java's objects is no business of its collector."""
+    """The collector of a child leaves the parent's Java objects alone."""
     words = [spark.sparkContext._jvm.java.lang.Object()]
-    words.append(words)  # nobody but a collector finds it
+    words.append(words)  # a cycle, so that only the collector finds it
     del words
     child = os.fork()
     if not child:

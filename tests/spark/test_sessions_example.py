@@ -1,4 +1,4 @@
-"""docs/examples/sessions.py: sessions are those of plain Python, whenever the query is stopped and goes on."""
+"""docs/examples/sessions.py finds the same sessions as plain Python, whenever the query stops and continues."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ GAP_MS = 30 * MINUTE_MS
 Click = tuple[int, str, str]
 """When, who, which page."""
 Session = tuple[str, int, int, int, list[str]]
-"""Who, from, to, how many clicks, which pages."""
+"""User, start, end, number of clicks, pages."""
 
 
 @pytest.fixture(scope="module")
 def example() -> ModuleType:
-    """The program as a module. Not among those that can be imported: workers are sent its class, not its name."""
+    """Return the program as a module that cannot be imported by name: workers get its class, not its name."""
     spec = importlib.util.spec_from_file_location("sessions_example", EXAMPLE)
     assert spec is not None
     assert spec.loader is not None
@@ -63,7 +63,7 @@ class Clicks:
         return read
 
     def sessions(self) -> list[Session]:
-        """What is in the topic, each as often as it is."""
+        """Return the sessions in the topic, repeated ones included."""
         found = []
         with segmentlog.open(self.path, read_only=True) as store:
             for record in store.consumer("sessions", isolation="read_committed"):
@@ -83,7 +83,7 @@ def clicks(example: ModuleType, spark: SparkSession, tmp_path: Path) -> Clicks:
 
 
 def sessions_of(clicks: list[Click]) -> list[Session]:
-    """In plain Python."""
+    """Compute the sessions in plain Python."""
     by_user: dict[str, list[tuple[int, str]]] = defaultdict(list)
     for at_ms, user, page in clicks:
         by_user[user].append((at_ms, page))
@@ -98,12 +98,12 @@ def sessions_of(clicks: list[Click]) -> list[Session]:
 
 
 def over(sessions: list[Session], latest_ms: int) -> list[Session]:
-    """Those that are over, once the latest click is at ``latest_ms``."""
+    """Return the sessions that have ended once the latest click is at ``latest_ms``."""
     return [one for one in sessions if one[2] + GAP_MS <= latest_ms - LATE_MS]
 
 
 def some_clicks(count: int) -> list[Click]:
-    """Of twenty users over half a day, not quite in the order in which they were made."""
+    """Return clicks of twenty users over half a day, slightly out of order."""
     chance = random.Random(5)
     made = [
         (TEN_MS + chance.randrange(720 * MINUTE_MS), f"user-{chance.randrange(20)}", f"/{chance.randrange(9)}")
@@ -113,7 +113,7 @@ def some_clicks(count: int) -> list[Click]:
 
 
 def test_sessions_go_on_over_a_restart(clicks: Clicks) -> None:
-    """A query that is stopped amid open sessions goes on with them: all come to what plain Python finds, once each."""
+    """A query that was stopped during open sessions continues them: it writes each session of plain Python once."""
     made = some_clicks(900)
     first, second = made[:450], made[450:]
     clicks.add(*first)
@@ -130,9 +130,10 @@ def test_sessions_go_on_over_a_restart(clicks: Clicks) -> None:
 
 
 def test_a_batch_that_is_replayed_is_written_once(clicks: Clicks) -> None:
-    """Killed between the sink's commit and Spark's own, the query does the micro-batch again, and no session twice.
+    """After a kill between the sink's commit and Spark's own, the query repeats the micro-batch, and writes each
+    session once.
 
-    Values that are no clicks are read past.
+    Values that are not clicks are skipped.
     """
     with segmentlog.open(clicks.path, background=False) as store:
         store.topic("clicks").partition(0).append([b"no JSON", b'{"page": "/"}', None], timestamps=[TEN_MS] * 3)
@@ -151,7 +152,7 @@ def test_a_batch_that_is_replayed_is_written_once(clicks: Clicks) -> None:
 
 
 def test_timers_and_the_watermark(clicks: Clicks) -> None:
-    """A click between joins two sessions in spite of the timer of the first; one behind the watermark is dropped."""
+    """A click between two sessions joins them despite the first timer; clicks before the watermark are dropped."""
 
     def at(minute: int, user: str, page: str) -> Click:
         return (TEN_MS + minute * MINUTE_MS, user, page)
@@ -163,13 +164,13 @@ def test_timers_and_the_watermark(clicks: Clicks) -> None:
     clicks.add(at(26, "ann", "/c"), at(20, "ann", "/late"), at(24, "bob", "/late"), at(50, "cid", "/"))
     clicks.run()
     assert clicks.sessions() == []
-    clicks.add(at(75, "cid", "/"))  # 65: where the one of both ends, while cid goes on
+    clicks.add(at(75, "cid", "/"))  # 65: both of ann's sessions have ended, cid's continues
     clicks.run()
     assert clicks.sessions() == [("ann", TEN_MS, TEN_MS + 35 * MINUTE_MS, 3, ["/a", "/c", "/d"])]
 
 
 def test_it_is_a_program() -> None:
-    """It says how it is called."""
+    """The program prints its usage."""
     done = subprocess.run(
         [sys.executable, str(EXAMPLE), "--help"], capture_output=True, text=True, timeout=60, check=False
     )

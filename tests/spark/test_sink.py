@@ -53,18 +53,18 @@ Save = Callable[..., None]
 
 
 def records_of(store: segmentlog.LogStore, *topics: str) -> list[Record]:
-    """What is committed, by partition and offset."""
+    """Return the committed records by partition and offset."""
     found = list(store.consumer(*topics, isolation="read_committed"))
     return sorted(found, key=lambda record: (record.topic, record.partition, record.offset))
 
 
 def staged(path: str) -> list[str]:
-    """What lies in the staging folder: files and folders."""
+    """Return the files and folders in the staging folder."""
     return sorted(str(one) for one in Path(path, STAGING_FOLDER).rglob("*"))
 
 
 def test_keys_go_where_a_producer_sends_them(spark: SparkSession, store: segmentlog.LogStore, save: Save) -> None:
-    """Every key's records are in the partition of `store.producer`, in the order of the rows and tasks."""
+    """Every key's records are in the partition that `store.producer` would choose, in order of rows and tasks."""
     store.create_topic("keyed", partitions=5)
     store.create_topic("by-hand", partitions=5)
     frame = spark.range(0, 2000, 1, 3).selectExpr("concat('key ', id % 97) AS key", "cast(id AS string) AS value")
@@ -155,7 +155,7 @@ def test_tombstones(spark: SparkSession, store: segmentlog.LogStore, save: Save)
 def test_all_or_nothing(
     spark: SparkSession, store: segmentlog.LogStore, save: Save, path: str, bad: str, told: str
 ) -> None:
-    """One bad row in one of several tasks: nothing is appended anywhere, and nothing staged is left."""
+    """With one bad row in one of several tasks, no topic gets a record, and all staged files are deleted."""
     if "good" not in store.topics():
         store.create_topic("good", partitions=2, max_message_bytes=20_000)
     ends = [log.log_end_offset for log in store.topic("good").partitions()]
@@ -168,7 +168,7 @@ def test_all_or_nothing(
 
 
 def test_an_empty_frame(spark: SparkSession, store: segmentlog.LogStore, save: Save, path: str) -> None:
-    """Nothing is written, and nothing fails."""
+    """The write succeeds, and appends nothing."""
     store.create_topic("nothing")
     save(spark.range(0).selectExpr("cast(id AS string) AS value"), topic="nothing")
     assert store.topic("nothing").partition(0).log_end_offset == 0
@@ -176,7 +176,7 @@ def test_an_empty_frame(spark: SparkSession, store: segmentlog.LogStore, save: S
 
 
 def test_idempotent_batches(spark: SparkSession, store: segmentlog.LogStore, save: Save, path: str) -> None:
-    """With txnAppId and txnVersion a write that is done again, or an older one, changes nothing: as in foreachBatch."""
+    """With txnAppId and txnVersion, a repeated or older write changes nothing: as in foreachBatch."""
     store.create_topic("once")
 
     def batch(text: str, version: int) -> None:
@@ -258,7 +258,7 @@ def test_other_output_modes(
 
 
 def test_old_orphans_are_swept(spark: SparkSession, store: segmentlog.LogStore, save: Save, path: str) -> None:
-    """What jobs that died long ago have left behind goes with the next write."""
+    """The next write deletes files of jobs that died long ago."""
     store.create_topic("sweep")
     old = Path(path, STAGING_FOLDER, "spark-job-old")
     fresh = Path(path, STAGING_FOLDER, "spark-job-fresh")
@@ -276,7 +276,7 @@ def test_old_orphans_are_swept(spark: SparkSession, store: segmentlog.LogStore, 
 
 
 def test_while_others_write(spark: SparkSession, store: segmentlog.LogStore, save: Save) -> None:
-    """A producer of another process goes on appending meanwhile, and both are whole."""
+    """A producer of another process appends meanwhile, and both get all their records."""
     store.create_topic("shared")
     with store.producer() as producer:
         producer.send("shared", b"before").result()

@@ -120,7 +120,7 @@ def test_defaults_are_those_of_sparks_kafka_source() -> None:
 )
 @pytest.mark.parametrize("streaming", [False, True])
 def test_an_option_of_either_side(name: str, text: str, field: str, value: Any, streaming: bool) -> None:
-    """It is parsed, however its name is capitalised."""
+    """Any capitalisation of its name is parsed."""
     assert getattr(parse_read_options({**BASIC, name: text}, streaming=streaming), field) == value
 
 
@@ -136,7 +136,7 @@ def test_an_option_of_either_side(name: str, text: str, field: str, value: Any, 
     ],
 )
 def test_an_option_of_streams(name: str, text: str, field: str, value: Any) -> None:
-    """It is parsed for a stream; a batch read says that it belongs there."""
+    """A stream accepts it; for a batch read, the error says that it belongs to streams."""
     assert getattr(read(streaming=True, **{name: text}), field) == value
     with pytest.raises(InvalidConfig, match=rf"{name} = .*an option of spark.readStream; leave it out of a batch read"):
         read(**{name: text})
@@ -159,13 +159,13 @@ def test_an_option_of_batch_reads(name: str) -> None:
     ],
 )
 def test_a_misspelt_option(misspelt: str, meant: str) -> None:
-    """It is refused, with the name that was meant."""
+    """The error suggests the name that was meant."""
     with pytest.raises(InvalidConfig, match=rf"{misspelt} = 'x' is not valid: .*; did you mean {meant}\?"):
         read(**{misspelt: "x"})
 
 
 def test_an_option_unlike_any() -> None:
-    """It is refused, with all names that there are; of a sink likewise."""
+    """The error lists all valid names, for the source and for the sink."""
     with pytest.raises(InvalidConfig, match=r"there is no such option; there are path, subscribe, "):
         read(zzz="1")
     with pytest.raises(InvalidConfig, match="there are path, topic, allowNullValues"):
@@ -215,7 +215,7 @@ def test_a_value_that_an_option_does_not_take(name: str, text: str, accepted: st
 )  # fmt: skip
 @pytest.mark.parametrize("name", ["startingOffsets", "endingOffsets", "startingOffsetsByTimestamp"])
 def test_json_that_does_not_parse(name: str, text: str) -> None:
-    """Whatever is no object of objects of whole numbers is refused, with an example of one."""
+    """Anything but an object of objects of whole numbers is refused, with an example."""
     with pytest.raises(InvalidConfig, match=r'JSON that gives .*: \{"clicks": \{"0": 23, "1": 45\}\}') as told:
         read(**{name: text})
     assert told.value.key == name
@@ -233,7 +233,7 @@ def test_negative_offsets(name: str) -> None:
 
 
 def test_negative_timestamps() -> None:
-    """-1 is no latest there: it is refused, not taken for the beginning."""
+    """-1 does not mean "latest" there: it is refused, and not read as the beginning."""
     with pytest.raises(InvalidConfig, match="milliseconds since 1970"):
         read(startingOffsetsByTimestamp='{"t": {"0": -1}}')
 
@@ -246,7 +246,7 @@ def test_nothing_ends_at_the_earliest() -> None:
 
 @pytest.mark.parametrize("side", ["starting", "ending"])
 def test_which_bound_counts(side: str) -> None:
-    """One timestamp for all goes before timestamps by partition, and these before offsets."""
+    """One timestamp for all wins over timestamps by partition, and these win over offsets."""
     one, many, offsets = f"{side}Timestamp", f"{side}OffsetsByTimestamp", f"{side}Offsets"
     given = {one: "5", many: '{"t": {"0": 6}}', offsets: '{"t": {"0": 7}}'}
     bounds = []
@@ -260,7 +260,7 @@ def test_which_bound_counts(side: str) -> None:
 
 
 def test_exactly_one_thing_is_read() -> None:
-    """None of subscribe, subscribePattern and assign, or two of them, is an error."""
+    """None or two of subscribe, subscribePattern and assign are an error."""
     with pytest.raises(InvalidConfig, match="exactly one of subscribe, subscribePattern and assign"):
         parse_read_options({"path": "/data"}, streaming=False)
     with pytest.raises(InvalidConfig, match="'subscribe and assign'"):
@@ -278,13 +278,13 @@ def test_lists_of_topics() -> None:
 
 @pytest.mark.parametrize("text", ["t", "{}", '{"t": 0}', '{"t": ["0"]}', '{"t": [-1]}', "[]", '{"t": []}'])
 def test_assignments_that_are_none(text: str) -> None:
-    """Only lists of partitions' numbers by topic are assigned."""
+    """Only lists of partition numbers by topic are assignments."""
     with pytest.raises(InvalidConfig, match=r'JSON that lists partitions by topic: \{"clicks": \[0, 1\]\}'):
         parse_read_options({"path": "/data", "assign": text}, streaming=False)
 
 
 def test_an_assignment_is_sorted() -> None:
-    """Whatever the order in which it was written, and however often."""
+    """The result is the same for any order and with repetitions."""
     options = parse_read_options({"path": "/data", "assign": '{"b": [1, 0, 1], "a": [3]}'}, streaming=False)
     assert options.partitions == (("a", 3), ("b", 0), ("b", 1))
 
@@ -305,13 +305,13 @@ def test_paths(given_path: str, path: str) -> None:
 
 
 def test_relative_paths() -> None:
-    """They are made absolute where the option is read: a worker may have another current folder."""
+    """They are made absolute when the option is read: a worker may have another current folder."""
     assert read(path="data").path == str(Path.cwd() / "data")
 
 
 @pytest.mark.parametrize("path", ["hdfs://host/x", "ftp://host/x", ""])
 def test_paths_that_are_no_folders(path: str) -> None:
-    """A store is in a folder that everybody has mounted, or was shipped to an object store."""
+    """A store is in a folder that all machines have mounted, or was shipped to an object store."""
     with pytest.raises(InvalidConfig, match="path = "):
         read(path=path)
 
@@ -325,7 +325,7 @@ def test_object_stores_are_read_only(url: str) -> None:
 
 
 def test_no_secret_is_told() -> None:
-    """Of a URL that somebody has written one into."""
+    """The error does not repeat a secret in a URL."""
     for url in ("s3://me:planted@bucket/x", "az://container/x?sig=planted", "hdfs://me:planted@host/x"):
         with pytest.raises(InvalidConfig, match="path = ") as told:
             parse_write_options({"path": url}) if not url.startswith("hdfs") else read(path=url)
@@ -333,14 +333,14 @@ def test_no_secret_is_told() -> None:
 
 
 def test_other_schemes_of_paths() -> None:
-    """Whoever has Spark's own file systems in mind is told which there are."""
+    """For URLs of Spark's own file systems, the error lists the valid schemes."""
     for path in ("hdfs://host/x", "dbfs:///x"):
         with pytest.raises(InvalidConfig, match="s3://bucket/path"):
             read(path=path)
 
 
 def test_write_options() -> None:
-    """What a sink takes, Spark's own options of a query left aside."""
+    """A sink accepts its options, and ignores Spark's own options of a query."""
     options = parse_write_options(
         {"path": "/data", "topic": "t", "allownullvalues": "true", "transactionTimeout": "1h",
          "checkpointLocation": "x", "queryName": "q", "txnappid": "app", "txnversion": "3"}
@@ -369,7 +369,7 @@ def test_write_options() -> None:
     ],
 )
 def test_a_sink_refuses(given: dict[str, str], match: str) -> None:
-    """What makes no sense for it, before anything is written."""
+    """Options that make no sense for a sink are refused before anything is written."""
     with pytest.raises(InvalidConfig, match=re.escape(match)):
         parse_write_options({"path": "/data", **given})
 
@@ -385,7 +385,7 @@ def test_a_view_has_the_options_of_both() -> None:
 
 
 def test_what_only_kafka_knows(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With compatible = true source and sink pass it over, and tell it once; a wrong value is wrong all the same."""
+    """With compatible = true, source and sink ignore it and log it once; a wrong value is still an error."""
     monkeypatch.setattr("segmentlog.spark.source_options._warned", set())
     kafkas = {"kafka.bootstrap.servers": "b:9092", "kafkaConsumer.pollTimeoutMs": "5", "startingOfsets": "latest"}
     given = {**BASIC, **kafkas, "compatible": "true"}
@@ -476,7 +476,7 @@ def store(tmp_path: Path) -> Iterator[segmentlog.LogStore]:
 def resolved(
     store: segmentlog.LogStore, side: Any = resolve_starting_offsets, **options: str
 ) -> dict[tuple[str, int], int]:
-    """What the options of a batch read of that store come to."""
+    """Return the offsets that the options of a batch read of that store lead to."""
     given = {"path": store.path, "subscribe": "t", **options}
     if len({"assign", "subscribePattern"} & given.keys()):
         del given["subscribe"]
@@ -504,7 +504,7 @@ def test_where_reading_begins(store: segmentlog.LogStore) -> None:
 
 
 def test_where_reading_ends(store: segmentlog.LogStore) -> None:
-    """Before the first record at or after the timestamp; where there is none, at the end."""
+    """Reading ends before the first record at or after the timestamp; without such a record, at the end."""
     filled(store)
     assert resolved(store, resolve_ending_offsets) == {("t", 0): 10, ("t", 1): 5}
     assert resolved(store, resolve_ending_offsets, endingTimestamp="5200") == {("t", 0): 10, ("t", 1): 2}
@@ -515,7 +515,7 @@ def test_where_reading_ends(store: segmentlog.LogStore) -> None:
 
 
 def test_a_timestamp_after_the_last_record(store: segmentlog.LogStore) -> None:
-    """An error that says how to go on; with the strategy `latest` reading begins at the end there."""
+    """The error names the option for this; with the strategy `latest`, such a partition is read from its end."""
     filled(store)
     with pytest.raises(InvalidConfig, match=r"t/0 has no record at or after that time; .*Strategy = latest"):
         resolved(store, startingTimestamp="4000")
@@ -533,14 +533,14 @@ def test_a_timestamp_after_the_last_record(store: segmentlog.LogStore) -> None:
 )
 @pytest.mark.parametrize("name", ["startingOffsets", "startingOffsetsByTimestamp"])
 def test_json_of_other_partitions(store: segmentlog.LogStore, name: str, text: str, told: str) -> None:
-    """JSON offsets name the partitions that are read, no fewer and no others."""
+    """JSON offsets must name exactly the partitions that are read."""
     filled(store)
     with pytest.raises(InvalidConfig, match=re.escape(told)):
         resolved(store, **{name: text})
 
 
 def test_offsets_that_are_gone_or_not_there_yet(store: segmentlog.LogStore) -> None:
-    """Both are data loss: an error, or with failOnDataLoss = false what is nearest to them."""
+    """Both are data loss: an error, or with failOnDataLoss = false the nearest existing offset."""
     filled(store)
     store.topic("t").partition(0).trim(4)
     for name, side in (("startingOffsets", resolve_starting_offsets), ("endingOffsets", resolve_ending_offsets)):
@@ -552,7 +552,7 @@ def test_offsets_that_are_gone_or_not_there_yet(store: segmentlog.LogStore) -> N
 
 
 def test_an_end_that_its_readers_do_not_see(store: segmentlog.LogStore) -> None:
-    """An ending offset beyond the durable one, for who reads durable records only, is not there yet either."""
+    """For readers of durable records, an ending offset after the durable one is not there yet, either."""
     log = store.create_topic("t", fsync="never").partition(0)
     log.append([b"1"], ack="durable")
     log.append([b"2"])
@@ -597,18 +597,18 @@ def test_offsets_as_spark_keeps_them(offsets: dict[tuple[str, int], int]) -> Non
 
 
 def boundaries(store: segmentlog.LogStore, topic: str, partition: int) -> set[int]:
-    """Where batches begin."""
+    """Return the base offsets of the batches."""
     return {batch.header.base_offset for batch in store.topic(topic).partition(partition).read(0)}
 
 
 def all_of(store: segmentlog.LogStore, topic: str) -> list[OffsetRange]:
-    """Everything there is in a topic."""
+    """Return the offset ranges of all records of a topic."""
     logs = store.topic(topic).partitions()
     return [OffsetRange(topic, log.number, log.log_start_offset, log.log_end_offset) for log in logs]
 
 
 def check_cover(tasks: list[list[OffsetRange]], ranges: list[OffsetRange]) -> None:
-    """The tasks' ranges are the given ones, without a gap or an overlap, in order."""
+    """Check that the tasks' ranges are the given ones in order, without a gap or an overlap."""
     joined: list[OffsetRange] = []
     for one in (one for task in tasks for one in task):
         assert one.start < one.end
@@ -623,7 +623,10 @@ def check_cover(tasks: list[list[OffsetRange]], ranges: list[OffsetRange]) -> No
 
 @pytest.fixture(scope="module")
 def uneven(tmp_path_factory: pytest.TempPathFactory) -> Iterator[segmentlog.LogStore]:
-    """Topic "t" of three partitions with batches of all sizes, the last one empty; nobody changes it."""
+    """Yield a store with topic "t" of three partitions: batches of all sizes, the last one empty.
+
+    Tests must not change it.
+    """
     with segmentlog.open(tmp_path_factory.mktemp("uneven") / "store", background=False) as store:
         topic = store.create_topic("t", partitions=3, fsync="never")
         for number, sizes in enumerate([(1, 50, 7, 100, 3, 3, 3, 200, 1), (40,) * 10]):
@@ -669,7 +672,7 @@ def test_small_ranges_are_one_task(uneven: segmentlog.LogStore) -> None:
 
 
 def test_many_small_partitions_are_packed(store: segmentlog.LogStore) -> None:
-    """Two hundred partitions of a few records: few tasks, not two hundred."""
+    """Two hundred partitions of a few records become few tasks."""
     topic = store.create_topic("t", partitions=200, fsync="never")
     for log in topic.partitions():
         log.append([b"1", b"2", b"3"])
@@ -683,7 +686,7 @@ def test_many_small_partitions_are_packed(store: segmentlog.LogStore) -> None:
 
 
 def test_a_cut_in_a_hole(store: segmentlog.LogStore) -> None:
-    """Offsets that were compacted away, or lost, are no place where the planning of tasks fails or oversteps."""
+    """Offsets that were compacted away or lost do not confuse the planning of tasks."""
     log = store.create_topic("t", cleanup_policy="compact", segment_bytes=1 << 20).partition(0)
     for at in range(100):
         log.append([b"%d" % at], keys=[b"once" if at in (0, 99) else b"same"])
@@ -707,7 +710,7 @@ def test_a_cut_in_a_hole(store: segmentlog.LogStore) -> None:
 def test_what_is_cut_off_after_it_was_planned(
     store: segmentlog.LogStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, when: str
 ) -> None:
-    """Before it is read, or in the middle: an error that names the offsets, or a warning; not for what went earlier."""
+    """An error or a warning names the offsets, for a truncation before or during the read, but not for earlier ones."""
     monkeypatch.setattr("segmentlog.spark.arrow_batches._ROWS", 1)
     log = store.create_topic("t").partition(0)
     for number in range(10):
@@ -738,7 +741,7 @@ def test_what_is_cut_off_after_it_was_planned(
 
 
 def batches(store: segmentlog.LogStore, topic: str = "t") -> list[RecordBatch]:
-    """What a topic's only partition holds."""
+    """Return the batches of a topic's only partition."""
     return list(store.topic(topic).partition(0).read(0))
 
 
@@ -746,7 +749,7 @@ FULL = source_schema(include_headers=True)
 
 
 def test_rows_are_the_records(store: segmentlog.LogStore) -> None:
-    """Every column, null keys and null values, headers and their absence, in Spark's exact types."""
+    """The rows have every column, null keys and values, headers and their absence, in Spark's exact types."""
     log = store.create_topic("t").partition(0)
     headers = [[("a", b"1"), ("b", None)], None]
     log.append([b"v", b""], keys=[None, b"k"], timestamps=[0, 1_700_000_000_123], headers=headers)
@@ -769,7 +772,7 @@ def test_rows_are_the_records(store: segmentlog.LogStore) -> None:
 
 @pytest.mark.parametrize("beyond", [1, 2**63 - 1 - (2**63 - 1) // 1000])
 def test_a_timestamp_that_spark_has_not(store: segmentlog.LogStore, beyond: int) -> None:
-    """It is null, and no other time: earlier versions stored such records, and the others of the topic are read."""
+    """It is null: earlier versions stored such records, and the topic's other records are read."""
     log = store.create_topic("t").partition(0)
     log.append([b"a", b"b"], timestamps=[0, LATEST_MS])
     wanted = columns_of("value binary, timestamp timestamp")
@@ -801,7 +804,7 @@ FILLED_HEADERS = ArrayType(
     ],
 )
 def test_a_column_that_may_not_be_null(store: segmentlog.LogStore, field: StructField, offset: int | None) -> None:
-    """Where it is all the same, an error names the record; Spark would fail with a NullPointerException."""
+    """If it is null all the same, an error names the record; Spark would fail with a NullPointerException."""
     log = store.create_topic("t").partition(0)
     log.append([b"v"], keys=[b"k"], headers=[[("a", b"1")]])
     log.append([b"v"] * 2)
@@ -824,7 +827,7 @@ def test_log_append_time(store: segmentlog.LogStore) -> None:
 
 
 def test_only_what_is_asked_for_is_decoded(store: segmentlog.LogStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An explicit schema without values decodes none; one of numbers decompresses nothing at all."""
+    """With a schema without values, no value is decoded; a schema of numbers decompresses nothing."""
     log = store.create_topic("t").partition(0)
     log.append([b"v"] * 10, keys=[b"k"] * 10)
     found = batches(store)
@@ -844,7 +847,7 @@ def test_only_what_is_asked_for_is_decoded(store: segmentlog.LogStore, monkeypat
 
 @given(st.lists(st.none() | st.binary(max_size=300), min_size=1, max_size=40), st.data())
 def test_parts_of_batches(blobs: list[bytes | None], data: st.DataObject) -> None:
-    """What is cut from a batch shows the same rows as the batch does there, nulls and empty ones included."""
+    """A slice of a batch has the same rows as the batch has there, null and empty values included."""
     keys = data.draw(st.lists(st.none() | st.binary(max_size=300), min_size=len(blobs), max_size=len(blobs)))
     start = data.draw(st.integers(0, len(blobs)))
     stop = data.draw(st.integers(start, len(blobs)))
@@ -920,7 +923,7 @@ def test_records_of_rows() -> None:
 
 
 def test_columns_that_are_null_throughout() -> None:
-    """They are as if they were not there: no keys, the time of writing, partitions by key."""
+    """They count as missing: records have no keys, the time of writing, and partitions by key."""
     ((_, columns, partitions),) = taken(
         {"key": pa.nulls(2, pa.binary()), "value": [b"1", b"2"], "partition": pa.nulls(2, pa.int32()),
          "timestamp": pa.nulls(2, pa.timestamp("us")),
@@ -952,7 +955,7 @@ def test_timestamps_of_other_types() -> None:
 
 
 def test_what_spark_writes_keeps_to_the_limits_of_the_topic() -> None:
-    """No timestamp that readers cannot hold; as near to the clock as the topic wants it."""
+    """A timestamp must be one that readers can hold, and as near to the clock as the topic requires."""
     now = time.time_ns() // 1_000_000
     near = TopicConfig(message_timestamp_after_max_ms=1000, message_timestamp_before_max_ms=10_000_000)
     for config, stamp, wrong in (
@@ -973,7 +976,7 @@ def test_what_spark_writes_keeps_to_the_limits_of_the_topic() -> None:
 
 
 def test_rows_of_several_topics() -> None:
-    """They are told apart, each topic's in their order."""
+    """The rows are separated by topic, in their order."""
     found = taken(
         {"topic": ["a", "b", "a"], "value": [b"1", b"2", b"3"], "partition": pa.array([0, 1, None], pa.int64())}
     )
@@ -985,7 +988,7 @@ def test_rows_of_several_topics() -> None:
 
 
 def test_rows_without_a_topic() -> None:
-    """Null is no topic."""
+    """A row must have a topic."""
     with pytest.raises(InvalidRecord, match=r"topic\[1\] is null; expected a topic for each row"):
         taken({"topic": ["a", None], "value": [b"1", b"2"]})
 
@@ -998,7 +1001,7 @@ def test_partitions_that_are_none(wrong: int) -> None:
 
 
 def test_headers_without_a_name() -> None:
-    """A header is named."""
+    """A header must have a name."""
     array = pa.array(
         [[{"key": None, "value": b"1"}]], pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
     )
@@ -1018,6 +1021,6 @@ def test_there_and_back(pairs: list[tuple[bytes | None, bytes]]) -> None:
 
 
 def test_numpy_is_what_partitions_are() -> None:
-    """`Stager.add` takes 32-bit numbers."""
+    """`Stager.add` gets 32-bit numbers."""
     ((_, _, partitions),) = taken({"value": [b"1"], "partition": pa.array([1], pa.int16())}, "t")
     assert partitions.dtype == np.int32

@@ -22,7 +22,7 @@ TEXT = (ROOT / "docs/spark.md").read_text()
 def test_the_examples_of_the_page_run(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """One after the other, as somebody types them who reads the page."""
+    """The examples of the page run in their order, as a reader types them."""
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {"__name__": "page"}
     blocks = re.findall(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
@@ -35,7 +35,7 @@ def test_the_examples_of_the_page_run(
 
 
 def test_the_example_for_python_runs(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After those before it, of which it needs two topics."""
+    """It runs after the earlier examples, because it needs two topics of them."""
     monkeypatch.chdir(tmp_path)
     with segmentlog.open("data") as store:
         store.create_topic("clicks", partitions=4)
@@ -54,12 +54,12 @@ def test_the_example_for_python_runs(spark: SparkSession, tmp_path: Path, monkey
 
 
 def test_the_page_has_every_option() -> None:
-    """Of the source and of the sink, and of both no other."""
+    """The page names all options of the source and of the sink."""
     shown = set(re.findall(r"`([a-z][A-Za-z]+)`", TEXT))
     assert {*_READ, *_WRITE} <= shown
 
 
 def test_the_page_has_every_command() -> None:
-    """Each pipeline of `segmentlog spark`."""
+    """The page has each pipeline of `segmentlog spark`."""
     for name in _COMMANDS:
         assert f"`spark {name} " in TEXT, name

@@ -61,7 +61,7 @@ def update(spark: SparkSession, base: Path, **options: Any) -> TableReport:
 
 
 def rows_of(spark: SparkSession, base: Path) -> dict[bytes, bytes]:
-    """What anybody finds in it, by key; each key once."""
+    """Return the rows of the table by key, and check that each key is there once."""
     rows = spark.read.parquet(str(base / "table")).collect()
     found = {bytes(row.key): bytes(row.value) for row in rows}
     assert len(found) == len(rows)
@@ -77,12 +77,12 @@ def stop_at(link: Path, version: str) -> None:
 
 
 def changes(report: TableReport) -> tuple[int, int, int, int, int]:
-    """What the report counts."""
+    """Return the counts of the report."""
     return report.records, report.inserted, report.updated, report.deleted, report.rows
 
 
 def test_inserts_updates_deletes(spark: SparkSession, tmp_path: Path) -> None:
-    """Each update reads what is new only, rewrites the buckets it touches, and counts what becomes of the keys."""
+    """Each update reads only new records, rewrites the affected buckets, and counts the changes of keys."""
     store = tmp_path / "store"
     send(store, [(b"k%d" % (at % 20), b"%d" % at) for at in range(100)])
     assert changes(update(spark, tmp_path, buckets=16)) == (100, 20, 0, 0, 20)
@@ -113,7 +113,7 @@ def test_inserts_updates_deletes(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_the_highest_offset_counts(spark: SparkSession, tmp_path: Path) -> None:
-    """Whatever the timestamps of a partition; among partitions, when some were added, the later timestamp."""
+    """The order of a partition is by offset, for any timestamps. Between partitions, the later timestamp counts."""
     with segmentlog.open(tmp_path / "store", background=False) as store:
         topic = store.create_topic("t")
         topic.partition(0).append([b"later", b"last"], keys=[b"a", b"a"], timestamps=[2000, 1000])
@@ -151,7 +151,7 @@ def test_a_crash_at_every_step(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_a_reader_while_it_is_updated(spark: SparkSession, tmp_path: Path) -> None:
-    """It sees one version or the other, all of it; who has resolved the link may take longer."""
+    """The reader sees one complete version or the other; a reader that has resolved the link may take longer."""
     store = tmp_path / "store"
     send(store, [(b"k%d" % at, b"1") for at in range(50)])
     update(spark, tmp_path)
@@ -189,7 +189,7 @@ def test_json_values(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_records_without_a_key(spark: SparkSession, tmp_path: Path) -> None:
-    """They are told with where the first one is, or left out and counted."""
+    """The error has the position of the first such record; with the option they are skipped and counted."""
     with segmentlog.open(tmp_path / "store", background=False) as store:
         store.create_topic("t").partition(0).append([b"1", b"2", b"3"], keys=[b"a", None, None])
     with pytest.raises(NullKeys, match=r"2 records have no key .the first at t/0 offset 1.*--skip-null-keys"):
@@ -199,7 +199,7 @@ def test_records_without_a_key(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_history_that_is_gone(spark: SparkSession, tmp_path: Path) -> None:
-    """What was trimmed, truncated, made anew or is another topic is told; ``rebuild`` starts anew."""
+    """After a trim, a truncation, or for another topic of the name, the update raises; ``rebuild`` starts again."""
     send(tmp_path / "store", [(b"a", b"1"), (b"b", b"1")], partitions=1)
     update(spark, tmp_path)
     with segmentlog.open(tmp_path / "store", background=False) as store:
@@ -223,7 +223,7 @@ def test_history_that_is_gone(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_places_that_will_not_do(spark: SparkSession, tmp_path: Path) -> None:
-    """Each is told in a sentence."""
+    """Each of them raises one sentence."""
     send(tmp_path / "store", [(b"a", b"1")])
     store = str(tmp_path / "store")
     with pytest.raises(SegmentlogError, match=r"^s3://bucket/table: the folder must be on a file system"):
@@ -239,7 +239,7 @@ def test_places_that_will_not_do(spark: SparkSession, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("delta") is not None, reason="Delta Lake is installed")
 def test_without_delta(spark: SparkSession, tmp_path: Path) -> None:
-    """It is told what to install, and how to start Spark with it."""
+    """The error says what to install, and how to start Spark with it."""
     with pytest.raises(DeltaNotInstalled, match="pip install delta-spark, and start Spark with"):
         update_delta(spark, str(tmp_path), "t", str(tmp_path / "table"))
 

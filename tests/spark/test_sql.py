@@ -25,7 +25,7 @@ NAMES = {"UA": "United", "AA": "American"}
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Two topics of JSON, one of bytes, one that is empty."""
+    """Return a store with two topics of JSON, one of bytes, and an empty one."""
     path = tmp_path_factory.mktemp("sql") / "store"
     with segmentlog.open(path, background=False) as opened, opened.producer() as producer:
         for topic in ("flights", "carrier-names.v1", "bytes", "empty"):
@@ -41,12 +41,12 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def rows(spark: SparkSession, store: str, text: str, **more: Any) -> list[tuple[Any, ...]]:
-    """What a query comes to."""
+    """Return the rows of a query."""
     return [tuple(row) for row in query(spark, store, text, **more).collect()]
 
 
 def test_a_join_of_two_topics(spark: SparkSession, store: str) -> None:
-    """Topics are tables, the fields of their values columns; names that are more than a word stand in backticks."""
+    """Topics are tables, and the fields of their values are columns. Names that are not one word need backticks."""
     found = rows(
         spark,
         store,
@@ -58,7 +58,7 @@ def test_a_join_of_two_topics(spark: SparkSession, store: str) -> None:
 
 
 def test_the_records_own_columns(spark: SparkSession, store: str) -> None:
-    """They stand behind those of the value, are read when they are named, and never without need."""
+    """They come after the columns of the value, and are read only if the query names them."""
     assert rows(spark, store, "select count(*) from flights") == [(30,)]
     assert rows(spark, store, "select cast(_key as string), _offset >= 0 from flights where id = 7") == [("k7", True)]
     everything = query(spark, store, "select * from flights")
@@ -95,7 +95,7 @@ def test_the_sample(spark: SparkSession, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("after", [0, 3, 12])
 def test_the_sample_of_a_log_that_lost_its_end(tmp_path: Path, after: int) -> None:
-    """A crash leaves offsets without a record, a million or so: the last records are those before and behind them."""
+    """A crash leaves a million offsets without a record: the sample has the last records before and after them."""
     path = str(tmp_path / "store")
     with segmentlog.open(path, background=False) as opened:
         log = opened.create_topic("t").partition(0)
@@ -131,7 +131,7 @@ def test_views_of_the_session(spark: SparkSession, store: str) -> None:
     ],
 )
 def test_bad_queries(spark: SparkSession, store: str, text: str, kind: type[SegmentlogError], part: str) -> None:
-    """What is wrong is said in one sentence, which names what there is."""
+    """The error is one sentence, and names the tables, columns or functions that exist."""
     with pytest.raises(kind) as failure:
         query(spark, store, text)
     assert part in str(failure.value)
@@ -165,7 +165,7 @@ def test_saved(spark: SparkSession, store: str, tmp_path: Path) -> None:
 
 @pytest.fixture
 def call(store: str, capfd: pytest.CaptureFixture[str]) -> Any:
-    """Runs a command, and returns its status, stdout and stderr."""
+    """Return a function that runs a command, and returns its status, stdout and stderr."""
 
     def call_(*args: str) -> tuple[int, str, str]:
         status = run(cli, ["--dir", store, "spark", "sql", *args])

@@ -58,7 +58,7 @@ class RecordWaiter:
 
     @contextmanager
     def follow(self, *, now: bool = True, **options: object) -> Iterator[StreamingQuery]:
-        """A query over what there is now (`now`), or until it is left."""
+        """Run a query over the existing records (`now`), or until the end of the block."""
         reader = self._spark.readStream.format("segmentlog").schema("value string, offset long, topic string")
         for name, value in options.items():
             reader = reader.option(name, str(value))
@@ -76,7 +76,7 @@ class RecordWaiter:
             query.stop()
 
     def run(self, **options: object) -> list[list[str]]:
-        """What is there now; only what this run was handed."""
+        """Read the existing records in a query, and return only the batches of this run."""
         before = len(self.batches)
         for is_last in (False, False, True):
             try:
@@ -89,7 +89,7 @@ class RecordWaiter:
         return self.batches[before:]
 
     def wait_for(self, query: StreamingQuery, values: list[str]) -> None:
-        """Until these, and no others, have come."""
+        """Wait until exactly these values have come."""
         ends = time.monotonic() + 30
         while self.values != sorted(values) and time.monotonic() < ends:
             if query.exception() is not None:
@@ -100,7 +100,7 @@ class RecordWaiter:
 
 @pytest.fixture
 def follower(spark: SparkSession, path: str, tmp_path: Path) -> RecordWaiter:
-    """One with a checkpoint of its own."""
+    """Return a query with a checkpoint of its own."""
     return RecordWaiter(spark, path, tmp_path / "checkpoint")
 
 
@@ -110,7 +110,7 @@ def texts(*numbers: int) -> list[str]:
 
 
 def fill(log: Any, *numbers: int) -> None:
-    """A batch a record, so that limits find boundaries."""
+    """Append a batch for each record, so that limits can end between any two."""
     for number in numbers:
         log.append([b"%d" % number])
 
@@ -119,7 +119,7 @@ def fill(log: Any, *numbers: int) -> None:
 
 
 def test_what_is_there_now_and_no_more(store: segmentlog.LogStore, follower: RecordWaiter) -> None:
-    """availableNow reads what is there, in micro-batches of the size asked for, ends, and goes on from there."""
+    """availableNow reads the existing records in micro-batches of the given size, ends, and later continues there."""
     log = store.create_topic("now").partition(0)
     fill(log, *range(10))
     found = follower.run(subscribe="now", startingOffsets="earliest", maxOffsetsPerTrigger=4)
@@ -140,7 +140,7 @@ def test_offsets_to_begin_at(store: segmentlog.LogStore, follower: RecordWaiter)
 
 
 def test_following(store: segmentlog.LogStore, follower: RecordWaiter) -> None:
-    """From the latest on by default; records, partitions and topics that come meanwhile, from their first record."""
+    """By default it starts at the latest record; later records, partitions and topics come from their first record."""
     log = store.create_topic("follow-a").partition(0)
     fill(log, 1)
     with follower.follow(now=False, subscribePattern="follow-.*") as query:
@@ -153,7 +153,7 @@ def test_following(store: segmentlog.LogStore, follower: RecordWaiter) -> None:
         # An idle query makes no micro-batches.
         ends = time.monotonic() + 30
         while '"follow-b": {"0": 1, ' not in last_offset(query) and time.monotonic() < ends:
-            time.sleep(0.05)  # rows are there before Spark tells of their micro-batch
+            time.sleep(0.05)  # rows come before Spark reports their micro-batch
         assert '"follow-b": {"0": 1, ' in last_offset(query)
         count, offset = len(follower.batches), last_offset(query)
         time.sleep(0.5)
@@ -165,7 +165,7 @@ def test_following(store: segmentlog.LogStore, follower: RecordWaiter) -> None:
 
 
 def wait_for_start(query: StreamingQuery) -> None:
-    """Until the query has decided where it begins: it has looked, and found nothing to do."""
+    """Wait until the query has chosen its start: it has looked for records, and found none."""
     ends = time.monotonic() + 30
     while query.lastProgress is None and time.monotonic() < ends:
         time.sleep(0.05)
@@ -173,7 +173,7 @@ def wait_for_start(query: StreamingQuery) -> None:
 
 
 def last_offset(query: StreamingQuery) -> Any:
-    """Where its last micro-batch ended."""
+    """Return the end of the last micro-batch."""
     return query.lastProgress["sources"][0]["endOffset"]
 
 
@@ -198,7 +198,7 @@ def test_retention_overtakes(store: segmentlog.LogStore, follower: RecordWaiter)
 
 
 def test_a_truncated_log(store: segmentlog.LogStore, follower: RecordWaiter) -> None:
-    """A query that had read what was cut off hears which offsets those were; with failOnDataLoss = false it goes on."""
+    """A query that had read truncated offsets gets an error with them; with failOnDataLoss = false it continues."""
     log = store.create_topic("cut").partition(0)
     fill(log, *range(6))
     follower.run(subscribe="cut", startingOffsets="earliest")
@@ -212,7 +212,7 @@ def test_a_truncated_log(store: segmentlog.LogStore, follower: RecordWaiter) -> 
 
 
 def test_a_topic_is_made_anew_under_a_query(store: segmentlog.LogStore, follower: RecordWaiter) -> None:
-    """Records that a query never saw are not taken for those that it did: it stops; or reads the new topic whole."""
+    """A query never mistakes new records for those that it has read: it stops, or reads the new topic completely."""
     fill(store.create_topic("anew").partition(0), *range(10))
     follower.run(subscribe="anew", startingOffsets="earliest", groupId="anew")
     store.delete_topic("anew")
@@ -225,7 +225,7 @@ def test_a_topic_is_made_anew_under_a_query(store: segmentlog.LogStore, follower
 
 
 def test_a_group_shows_how_far_it_is(store: segmentlog.LogStore, follower: RecordWaiter) -> None:
-    """With groupId the query's positions are those of a group, with its lag, for people to see."""
+    """With groupId, the query commits its offsets as a group, whose lag people can see."""
     log = store.create_topic("grouped", partitions=2)
     fill(log.partition(0), *range(6))
     fill(log.partition(1), *range(4))
@@ -253,7 +253,7 @@ def test_a_query_that_ends_has_told_its_group(store: segmentlog.LogStore, follow
 
 
 def lags_of(store: segmentlog.LogStore, group: str) -> list[int]:
-    """By partition."""
+    """Return the lags by partition."""
     return [one.lag for one in sorted(store.groups.describe(group).partitions, key=lambda one: one.partition)]
 
 
@@ -277,7 +277,7 @@ def test_how_far_a_query_is_behind(store: segmentlog.LogStore, follower: RecordW
 
 
 def test_behind_topics_that_are_gone(store: segmentlog.LogStore, path: str) -> None:
-    """Of a topic that was made anew, with fewer partitions, the progress of the one before says nothing any more."""
+    """The progress in a former topic with more partitions says nothing about the topic that has its name now."""
     topic = store.create_topic("b-anew", partitions=2)
     store.create_topic("b-stays").partition(0).append([b"x"] * 3)
 
@@ -296,7 +296,7 @@ def test_behind_topics_that_are_gone(store: segmentlog.LogStore, path: str) -> N
 
 @pytest.fixture
 def reader_of(path: str) -> Iterator[Callable[..., StreamReader]]:
-    """The source as Spark's driver has it, without Spark."""
+    """Yield a function that creates the source as Spark's driver has it, without Spark."""
     made = []
 
     def reader_of(**options: object) -> StreamReader:
@@ -313,7 +313,7 @@ ReaderOf = Callable[..., StreamReader]
 
 
 def ends(reader: StreamReader, start: Any) -> Any:
-    """Where the next micro-batch ends; without the ids of topics, as in a checkpoint from before they had some."""
+    """Return the end of the next micro-batch, without topic ids, like a checkpoint from before topics had ids."""
     return numbers(latest(reader, start))
 
 
@@ -323,7 +323,7 @@ def latest(reader: StreamReader, start: Any) -> Any:
 
 
 def numbers(document: Any) -> Any:
-    """Its offsets."""
+    """Return the offsets of the document."""
     return {topic: {key: some[key] for key in some if key != "id"} for topic, some in document.items()}
 
 
@@ -337,7 +337,7 @@ def test_where_a_stream_begins(store: segmentlog.LogStore, reader_of: ReaderOf) 
 
 
 def test_offsets_are_one_text(store: segmentlog.LogStore, reader_of: ReaderOf) -> None:
-    """However often nothing has come, and with however many partitions: Spark compares texts, and would spin."""
+    """Spark compares texts: a difference without new records would make it spin."""
     for name in ("r-text-b", "r-text-a"):
         for log in store.create_topic(name, partitions=12).partitions():
             fill(log, 0)
@@ -350,7 +350,7 @@ def test_offsets_are_one_text(store: segmentlog.LogStore, reader_of: ReaderOf) -
 
 
 def test_a_limit_of_offsets(store: segmentlog.LogStore, reader_of: ReaderOf) -> None:
-    """At most so many a trigger, from all partitions that have some."""
+    """A trigger has at most this many offsets, from all partitions that have some."""
     topic = store.create_topic("r-limit", partitions=2)
     fill(topic.partition(0), *range(30))
     fill(topic.partition(1), *range(10))
@@ -381,7 +381,7 @@ def test_a_limit_of_offsets_starves_no_partition(store: segmentlog.LogStore, rea
 
 
 def test_a_limit_never_ends_inside_a_lost_range(store: segmentlog.LogStore, reader_of: ReaderOf) -> None:
-    """A micro-batch that a limit ends where records were lost ends behind the lost range: reading continues there."""
+    """A micro-batch whose limit falls into lost offsets ends after the lost range, where reading continues."""
     log = store.create_topic("r-gap").partition(0)
     fill(log, *range(1000))
     log.truncate(10)
@@ -424,7 +424,7 @@ def test_a_lost_range_takes_no_part_of_a_limit(store: segmentlog.LogStore, reade
 
 
 def test_a_limit_of_bytes(store: segmentlog.LogStore, reader_of: ReaderOf) -> None:
-    """About so many stored bytes a trigger; at least a batch of each partition that waits."""
+    """A trigger reads about this many stored bytes, and at least a batch of each partition that has records."""
     topic = store.create_topic("r-bytes", partitions=2, compression_type="none")
     for _ in range(10):
         topic.partition(0).append([bytes(1000)])
@@ -441,7 +441,7 @@ def test_a_limit_of_bytes(store: segmentlog.LogStore, reader_of: ReaderOf) -> No
 def test_a_limit_of_bytes_and_damage(
     store: segmentlog.LogStore, reader_of: ReaderOf, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Damage at a query's position stops it; with skipDamaged the next micro-batch ends behind it."""
+    """Damage at the query's position stops it; with skipDamaged, the next micro-batch ends after the damage."""
     log = store.create_topic("r-harmed", compression_type="none").partition(0)
     for n in range(3):
         log.append([b"%d" % n * 100, b"x"])
@@ -465,7 +465,7 @@ def test_a_limit_of_bytes_and_damage(
 def test_a_limit_of_bytes_and_retention(
     store: segmentlog.LogStore, reader_of: ReaderOf, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What goes while the driver looks how far the bytes reach is data loss like any other: told, or passed over."""
+    """Records that are deleted while the driver computes the limit are lost data: an error, or skipped."""
     log = store.create_topic("r-going", compression_type="none").partition(0)
     fill(log, *range(10))
     options = {"subscribe": "r-going", "startingOffsets": "earliest", "maxBytesPerTrigger": 1}
@@ -489,7 +489,7 @@ def test_a_limit_of_bytes_and_retention(
 def test_a_least_number_of_offsets(
     store: segmentlog.LogStore, reader_of: ReaderOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A micro-batch waits until there are so many, but no longer than maxTriggerDelay."""
+    """A micro-batch waits for this many offsets, but for at most maxTriggerDelay."""
     log = store.create_topic("r-least").partition(0)
     fill(log, 0, 1)
     now = 100.0
@@ -524,7 +524,7 @@ def test_limits_together(store: segmentlog.LogStore, reader_of: ReaderOf) -> Non
 
 
 def test_available_now_is_what_was_available(store: segmentlog.LogStore, reader_of: ReaderOf) -> None:
-    """What comes after the query began is not for it; limits hold, and so does what it had read."""
+    """Records after the start of the query are not part of it; limits and earlier progress count."""
     log = store.create_topic("r-now").partition(0)
     fill(log, *range(5))
     reader = reader_of(subscribe="r-now", startingOffsets="earliest", maxOffsetsPerTrigger=3)
@@ -565,8 +565,10 @@ def test_a_topic_is_deleted(store: segmentlog.LogStore, reader_of: ReaderOf, now
 def test_a_topic_is_made_anew(
     store: segmentlog.LogStore, reader_of: ReaderOf, caplog: pytest.LogCaptureFixture, count: int
 ) -> None:
-    """Under the same name, of whatever length: it is another topic, which is an error; with failOnDataLoss = false a
-    warning, and the new one is read from its first record on, all of it."""
+    """A topic of the same name and any length is another topic, which raises an error.
+
+    With failOnDataLoss = false it is a warning, and the query reads the new topic from its first record.
+    """
     name = f"r-anew-{count}"
     fill(store.create_topic(name).partition(0), *range(5))
     lenient = reader_of(subscribe=name, startingOffsets="earliest", failOnDataLoss="false", maxOffsetsPerTrigger=4)
@@ -590,7 +592,7 @@ def test_a_topic_is_made_anew(
 
 
 def test_a_checkpoint_from_before_topics_had_ids(store: segmentlog.LogStore, reader_of: ReaderOf) -> None:
-    """It goes on where it was; a log that ends before that is another one, which is read from its first record on."""
+    """It continues at its position; a log that ends before that is another topic, which is read from the start."""
     fill(store.create_topic("r-old").partition(0), 0, 1)
     reader = reader_of(subscribe="r-old")
     end = latest(reader, {"r-old": {"0": 1}})
@@ -608,7 +610,7 @@ def test_a_checkpoint_from_before_topics_had_ids(store: segmentlog.LogStore, rea
 
 
 def test_an_older_copy_of_the_topic(store: segmentlog.LogStore, reader_of: ReaderOf) -> None:
-    """The same topic, but its log ends before the query's position: an error; or on with what comes, heard at once."""
+    """The log of the same topic ends before the query's position: an error, or it continues with new records."""
     log = store.create_topic("r-copy").partition(0)
     fill(log, 0, 1)
     start = {"r-copy": {"0": 5, "id": store.topic("r-copy").id}}
@@ -652,7 +654,7 @@ def test_a_topic_is_made_anew_under_a_micro_batch(
 
 @pytest.mark.parametrize("what", ["just created", "after a restart of the machine"])
 def test_a_partition_that_nobody_writes_to_yet(store: segmentlog.LogStore, reader_of: ReaderOf, what: str) -> None:
-    """Whoever looks at it first, and only reads, still sees what is written to it later."""
+    """A read-only query that opens the partition first still sees records that are written later."""
     name = f"r-young-{what[0]}"
     topic = store.create_topic(name)
     start = {name: {"0": 0}}
@@ -687,7 +689,7 @@ def test_an_offset_that_is_not_decided_yet(store: segmentlog.LogStore, reader_of
 
 
 def test_a_position_that_was_cut_off(store: segmentlog.LogStore, reader_of: ReaderOf) -> None:
-    """Inside a lost range: an error that names it, or what comes after it."""
+    """Inside a lost range, the query gets an error that names it, or continues after it."""
     log = store.create_topic("r-cut").partition(0)
     fill(log, *range(10))
     log.truncate(6)
@@ -702,7 +704,7 @@ def test_a_position_that_was_cut_off(store: segmentlog.LogStore, reader_of: Read
 
 
 def test_the_group_is_told(store: segmentlog.LogStore, reader_of: ReaderOf) -> None:
-    """`commit` moves the group's positions; when that cannot be, the query goes on all the same."""
+    """`commit` moves the group's offsets; if that fails, the query continues."""
     fill(store.create_topic("r-group").partition(0), *range(5))
     reader = reader_of(subscribe="r-group", groupId="r")
     reader.commit({"r-group": {"0": 3}})

@@ -38,7 +38,7 @@ def store(tmp_path: Path) -> str:
 
 
 def records(path: str, topic: str = "t") -> list[segmentlog.Record]:
-    """All records of a topic, by their values."""
+    """Return all records of a topic, sorted by value."""
     with segmentlog.open(path, background=False) as opened:
         return sorted(opened.consumer(topic), key=lambda record: record.value or b"")
 
@@ -58,7 +58,7 @@ def fill(path: str, rows: list[dict[str, object]], topic: str = "t", first_ms: i
 
 
 def write_rows(folder: Path, form: str, rows: list[dict[str, object]], name: str = "rows") -> None:
-    """A file of rows, without Spark."""
+    """Write a file of rows without Spark."""
     folder.mkdir(exist_ok=True)
     file = folder / f"{name}.{form}"
     if form == "parquet":
@@ -112,7 +112,7 @@ def test_records_as_they_are(spark: SparkSession, store: str, tmp_path: Path) ->
 
 
 def test_shapes_of_a_record(spark: SparkSession, store: str, tmp_path: Path) -> None:
-    """Several columns are a key as JSON; a column with parts is JSON; times are read from ISO 8601; null may delete."""
+    """Several columns make a JSON key; a column with parts is JSON; times are read from ISO 8601; null may delete."""
     row = {"a": 1, "b": None, "deep": {"x": [1, 2]}, "at": "2023-11-14T22:13:20.123Z"}
     write_rows(tmp_path / "in", "json", [row])
     source = SparkEndpoint("json", str(tmp_path / "in"))
@@ -134,7 +134,7 @@ def test_shapes_of_a_record(spark: SparkSession, store: str, tmp_path: Path) -> 
 
 
 def test_text_for_csv(spark: SparkSession, store: str, tmp_path: Path) -> None:
-    """With text CSV takes whole records; what is no text is told with its place."""
+    """With text, CSV takes whole records; a value that is not text raises an error with its position."""
     fill(store, ROWS[:10])
     export_records(spark, store, "t", SparkEndpoint("csv", str(tmp_path / "out")), RowShape(text=True))
     lines = [
@@ -153,7 +153,7 @@ def test_text_for_csv(spark: SparkSession, store: str, tmp_path: Path) -> None:
 
 
 def test_import_goes_on(spark: SparkSession, store: str, tmp_path: Path) -> None:
-    """With a checkpoint a run takes the files that are new, and each once; a run with nothing new reads nothing."""
+    """With a checkpoint, a run imports only new files, each once; without new files it imports nothing."""
     source, went = SparkEndpoint("json", str(tmp_path / "in")), Incremental(str(tmp_path / "checkpoint"))
     told: list[int] = []
     write_rows(tmp_path / "in", "json", ROWS[:30], "first")
@@ -167,7 +167,7 @@ def test_import_goes_on(spark: SparkSession, store: str, tmp_path: Path) -> None
 
 
 def test_export_goes_on(spark: SparkSession, store: str, tmp_path: Path) -> None:
-    """With a checkpoint a run adds the records that are new."""
+    """With a checkpoint, a run adds the new records."""
     sink, went = SparkEndpoint("parquet", str(tmp_path / "out")), Incremental(str(tmp_path / "checkpoint"))
     shape = RowShape(json_values=True, schema="id long, name string")
     for begin, end in ((0, 20), (20, 20), (20, 50)):
@@ -222,7 +222,7 @@ def test_what_does_not_parse(spark: SparkSession, store: str, tmp_path: Path) ->
 
 
 def expect_failures(cases: list[tuple[Callable[[], object], type[SegmentlogError], str]]) -> None:
-    """Each ends in a sentence of one line."""
+    """Check that each call raises its error, in a sentence of one line."""
     for call, kind, part in cases:
         with pytest.raises(kind) as failure:
             call()
@@ -231,7 +231,7 @@ def expect_failures(cases: list[tuple[Callable[[], object], type[SegmentlogError
 
 
 def test_bad_input(spark: SparkSession, store: str, tmp_path: Path) -> None:
-    """What is wrong is said in one sentence, without Java's stack; nothing is written."""
+    """The error is one sentence, without Java's stack; nothing is written."""
     write_rows(tmp_path / "in", "json", ROWS[:2])
     write_rows(tmp_path / "bad", "parquet", ROWS[:2])
     (tmp_path / "bad" / "rows.parquet").write_bytes(b"PAR1 no PAR1")
@@ -268,7 +268,7 @@ def test_bad_input(spark: SparkSession, store: str, tmp_path: Path) -> None:
 
 
 def test_command_line(spark: SparkSession, store: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """The same from the command line: a summary on stderr, the exit statuses; the session goes on afterwards."""
+    """The command prints a summary on stderr and exits with the same statuses; the session stays open."""
     write_rows(tmp_path / "in", "csv", ROWS)
 
     def call(*args: str) -> tuple[int, str]:

@@ -1,4 +1,4 @@
-"""The verification on Spark tells what `segmentlog verify` tells, to the letter."""
+"""The verification on Spark reports exactly the findings of `segmentlog verify`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PARTITIONS = 12
 
 @pytest.fixture(scope="module")
 def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a store as `make_topic` makes it; nobody changes it."""
+    """Return a store as `make_topic` creates it; tests must not change it."""
     path = tmp_path_factory.mktemp("verify") / "store"
     make_topic(path)
     return path
@@ -55,7 +55,7 @@ def make_topic(path: Path) -> None:
 
 
 def alone(path: Path) -> tuple[list[Finding], tuple[int, ...]]:
-    """What one process finds in topic "t", and the counts of what it looked at."""
+    """Return the findings of one process in topic "t", and the counts of what it inspected."""
     tally = Tally()
     return list(inspect_store(str(path), "t", tally=tally)), tally.counts()
 
@@ -66,7 +66,7 @@ def counts(report: VerifyReport) -> tuple[int, ...]:
 
 
 def test_a_healthy_topic(spark: SparkSession, healthy: Path) -> None:
-    """Nothing is found, everything was looked at in tasks, and the last that a progress bar hears is the whole."""
+    """It has no findings, tasks inspected everything, and the last progress is the total."""
     told: list[tuple[int, int]] = []
     report = verify(spark, str(healthy), "t", on_progress=lambda done, total: told.append((done, total)))
     assert ([], counts(report)) == alone(healthy)
@@ -78,9 +78,9 @@ def test_a_healthy_topic(spark: SparkSession, healthy: Path) -> None:
 
 
 def test_damage(spark: SparkSession, tmp_path: Path) -> None:
-    """Each kind in a partition of its own, one of them whole: the same findings in the same order, and counts."""
+    """Each partition has another kind of damage, or none: findings, their order and counts are the same."""
     path = tmp_path / "store"
-    make_topic(path)  # and no copy, whose state pages would not be believed
+    make_topic(path)  # not a copy, whose state pages would not be trusted
     harm_all(path)
     findings, looked_at = alone(path)
     assert {one.partition for one in findings} == {-1, *range(1, PARTITIONS)}
@@ -92,7 +92,7 @@ def test_damage(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def harm_all(path: Path) -> None:
-    """Something else in every partition but the first."""
+    """Damage every partition but the first, each in another way."""
     folders = {number: path / "t" / str(number) for number in range(PARTITIONS)}
     logs = {number: log_files(folder) for number, folder in folders.items()}
     sealed = batches_of(folders[1])[1]
@@ -124,7 +124,7 @@ def set_epoch(log: Path, epoch: int) -> None:
 
 
 def test_a_topic_after_a_crash(spark: SparkSession, healthy: Path, tmp_path: Path) -> None:
-    """Where no state page says where the log ends: what is torn above the recovery point, and what is damaged below."""
+    """Without a state page, torn writes after the recovery point and damage before it are distinguished."""
     path = tmp_path / "copy"
     shutil.copytree(healthy, path)
     folders = [path / "t" / str(number) for number in range(PARTITIONS)]
@@ -146,7 +146,7 @@ def test_a_topic_after_a_crash(spark: SparkSession, healthy: Path, tmp_path: Pat
 
 
 def test_what_is_not_there(spark: SparkSession, healthy: Path, tmp_path: Path) -> None:
-    """A missing store and a missing topic are told as `inspect_store` tells them."""
+    """For a missing store or topic, the error is that of `inspect_store`."""
     for path, error in ((tmp_path / "none", StoreVersionError), (tmp_path, StoreVersionError), (healthy, UnknownTopic)):
         with pytest.raises(error) as told:
             verify(spark, str(path), "other")
@@ -156,7 +156,7 @@ def test_what_is_not_there(spark: SparkSession, healthy: Path, tmp_path: Path) -
 
 
 def test_an_executor_that_does_not_see_the_store(spark: SparkSession, healthy: Path) -> None:
-    """It is told which folder, where, and what to do; nothing is called missing."""
+    """The error names the folder and the host, and says what to do; no file is reported as missing."""
     fd = os.open(healthy, os.O_RDONLY | os.O_DIRECTORY)
     os.set_inheritable(fd, False)
     try:

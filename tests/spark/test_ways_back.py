@@ -37,13 +37,13 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def records(path: str, topic: str) -> list[Sent]:
-    """What is in a topic now."""
+    """Return the records of a topic."""
     with segmentlog.open(path, read_only=True) as store:
         return content(store, topic)
 
 
 def test_an_archive_that_was_trimmed_comes_back(spark: SparkSession, path: str, tmp_path: Path) -> None:
-    """Every record that the log had is restored, though the log was trimmed: into a topic with the default limits."""
+    """Every record is restored after the log was trimmed, into a topic with the default limits."""
     copy = str(tmp_path / "store")
     shutil.copytree(path, copy)
     before = records(copy, "all")
@@ -55,7 +55,8 @@ def test_an_archive_that_was_trimmed_comes_back(spark: SparkSession, path: str, 
     assert restored.verified == len(before)
     assert records(copy, "back") == before
     assert "max.message.bytes = " in restored.notes[0]
-    # What anybody reads there: no timestamp as in Spark's Kafka source, the day by UTC, none for what no calendar has.
+    # Columns of the archive: the timestamp is null where Spark's Kafka source has none, and the date is in UTC. Both
+    # are null for a time that calendars do not have.
     rows = spark.read.parquet(str(tmp_path / "archive"))
     assert dict(rows.dtypes)["date"] == "date"
     found = rows.selectExpr(
@@ -71,7 +72,7 @@ def test_an_archive_that_was_trimmed_comes_back(spark: SparkSession, path: str, 
 
 
 def test_an_archive_of_an_older_version_comes_back(spark: SparkSession, path: str, tmp_path: Path) -> None:
-    """One without `timestampMillis` in its files and without the size of its largest batch, which may be large."""
+    """Its files lack `timestampMillis`, and its manifest lacks the size of the largest batch, which may be large."""
     copy, folder = str(tmp_path / "store"), str(tmp_path / "archive")
     sent = [*all_kinds()[:40], LARGE]
     with segmentlog.open(copy, background=False) as store:
@@ -99,7 +100,7 @@ def test_an_archive_of_an_older_version_comes_back(spark: SparkSession, path: st
 def test_an_archive_is_verified_by_what_restores_it(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Records that restoring refuses, or changes, are not archived, and the log is not trimmed."""
+    """Records that a restore would refuse or change are not archived, and the log is not trimmed."""
     copy = str(tmp_path / "store")
     with segmentlog.open(copy, background=False) as store:
         fill(store, "t", [Sent(0, 5, b"k", b"v", ())])
@@ -142,7 +143,7 @@ def test_what_was_read_can_be_written(spark: SparkSession, path: str) -> None:
 
 
 def test_a_timestamp_of_an_older_version_is_null(spark: SparkSession, path: str) -> None:
-    """One that Spark's type cannot hold keeps no query from the other records."""
+    """A timestamp that Spark's type cannot hold is null, so queries still read the other records."""
     reader = spark.read.format("segmentlog").option("path", path).option("subscribe", "all")
     rows = reader.schema("value binary, timestamp timestamp").load()
     found = rows.selectExpr("value", "unix_millis(timestamp) AS ms").collect()

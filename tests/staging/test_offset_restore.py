@@ -55,7 +55,7 @@ def stage(path: Path, rows: Sequence[Row], *, size_bytes: int = 100, config: Top
 
 
 def read(log: Partition) -> list[Row]:
-    """All that is in the log."""
+    """Return all records of the log."""
     found: list[Row] = []
     for batch in log.read(log.log_start_offset):
         found += zip(
@@ -91,7 +91,7 @@ def log(tmp_path: Path) -> Partition:
     ],
 )
 def test_every_record_lands_at_its_offset(log: Partition, tmp_path: Path, offsets: Sequence[int]) -> None:
-    """Every record is unchanged at its offset, whatever the gaps are; appends continue, and nothing is damaged."""
+    """Every record is unchanged at its offset, with any gaps; appends continue, and verify finds no damage."""
     if offsets[0] > 2**36:
         offsets = [one - 2**40 + 2**34 for one in offsets]
     rows = rows_at(offsets)
@@ -156,7 +156,7 @@ def test_going_on_at_the_log_end(log: Partition, tmp_path: Path) -> None:
 
 
 def test_somebody_else_appends(log: Partition, tmp_path: Path) -> None:
-    """It is found before anything goes to a wrong offset."""
+    """It is detected before any record gets a wrong offset."""
     restorer = Restorer(log)
     log.append([b"other"])
     with pytest.raises(OffsetTaken):
@@ -191,7 +191,7 @@ def test_a_damaged_file_is_not_appended(log: Partition, tmp_path: Path) -> None:
 
 
 def test_a_failed_task_leaves_nothing(tmp_path: Path) -> None:
-    """Neither the file nor a descriptor remains."""
+    """The file and its descriptor are gone."""
     stager = OffsetStager(FS, str(tmp_path / "staged"), 0, "t", TopicConfig())
     stager.discard()
     assert list(tmp_path.iterdir()) == []

@@ -129,7 +129,7 @@ def test_keys_go_where_a_producer_sends_them(store: segmentlog.LogStore) -> None
     cuts=st.lists(st.integers(0, 60), max_size=5),
 )
 def test_nothing_is_lost_or_moved(tmp_path_factory: pytest.TempPathFactory, pairs: list[Pair], cuts: list[int]) -> None:
-    """However the records come in, with keys and without, all of them are published, each partition's in order."""
+    """All records are published in the order of their partition, with and without keys, in any split."""
     with segmentlog.open(tmp_path_factory.mktemp("any") / "store", background=False) as store:
         store.create_topic("t", partitions=3, fsync="never")
         stager = stager_of(store)
@@ -162,7 +162,7 @@ def test_records_say_where_they_go(store: segmentlog.LogStore) -> None:
 
 @pytest.mark.parametrize("wrong", [4, -2])
 def test_a_partition_that_there_is_not(store: segmentlog.LogStore, wrong: int) -> None:
-    """It is refused, with those that there are."""
+    """The error lists the partitions that exist."""
     stager = stager_of(store)
     with pytest.raises(UnknownTopic, match=f"it has no partition {wrong}, only 0 to 3"):
         add(stager, [(None, b"x")], partitions=np.array([wrong], np.int32))
@@ -182,7 +182,7 @@ def test_records_without_keys_take_turns(store: segmentlog.LogStore) -> None:
 
 
 def test_headers_and_timestamps(store: segmentlog.LogStore) -> None:
-    """They are staged with their records, also where only some have them; time is that of staging otherwise."""
+    """They are staged with their records, also if only some have them; the default time is that of staging."""
     before = time.time_ns() // 1_000_000
     stager = stager_of(store)
     add(stager, [(None, b"1")], partitions=np.array([0], np.int32))
@@ -200,7 +200,7 @@ def test_headers_and_timestamps(store: segmentlog.LogStore) -> None:
 
 
 def test_large_amounts_become_several_batches(store: segmentlog.LogStore) -> None:
-    """None above what a reader takes at once; all of them in order."""
+    """No batch exceeds what a reader accepts, and all records are in order."""
     pairs: list[Pair] = [(b"k", bytes(1000) + b"%d" % n) for n in range(5000)]
     found = staged(store, pairs)
     (partition,) = {run.partition for run in found.runs}
@@ -225,7 +225,7 @@ def test_much_that_waits_is_staged_early(store: segmentlog.LogStore, monkeypatch
 
 
 def test_a_task_without_records(store: segmentlog.LogStore) -> None:
-    """It stages an empty file, and publishing that is nothing."""
+    """It stages an empty file, and publishing it adds nothing."""
     found = stager_of(store).finish()
     assert found.record_count == 0
     assert publish_all(store, [found]) == 0
@@ -236,7 +236,7 @@ def test_a_task_without_records(store: segmentlog.LogStore) -> None:
 
 
 def test_several_topics(store: segmentlog.LogStore) -> None:
-    """One task writes to whatever topics its records name; one that there is not is refused."""
+    """One task writes to all topics that its records name; an unknown topic is refused."""
     store.create_topic("u")
     stager = stager_of(store)
     add(stager, [(b"k", b"1")])
@@ -272,7 +272,7 @@ def test_null_values(store: segmentlog.LogStore) -> None:
 
 
 def test_a_record_that_is_too_large(store: segmentlog.LogStore) -> None:
-    """It is refused while it is staged, not when all is published."""
+    """It is refused during staging, and not during publishing."""
     store.create_topic("small", max_message_bytes=1000)
     stager = stager_of(store)
     add(stager, [(None, b"fits")] * 3 + [(None, os.urandom(2000))], "small")
@@ -479,7 +479,7 @@ def test_a_new_run_removes_what_the_older_left(store: segmentlog.LogStore) -> No
 
 
 def test_a_run_clears_what_is_its_own(store: segmentlog.LogStore) -> None:
-    """One that has published while a newer one began to stage leaves that one's files alone."""
+    """A run that publishes while a newer one stages keeps that one's files."""
     folder = folder_of(store)
     folder.claim("one")
     newer = Path(folder.file_for(folder.claim("two"), 0))
@@ -491,7 +491,7 @@ def test_a_run_clears_what_is_its_own(store: segmentlog.LogStore) -> None:
 
 
 def test_jobs_are_apart(store: segmentlog.LogStore) -> None:
-    """Each has a folder of its own, whatever it is called, and none is a topic."""
+    """Each job has its own folder, with any name, and none of them is a topic."""
     names = ["job", "job/1", "job 1", "..", "ü" * 255]
     folders = [folder_of(store, name) for name in names]
     assert len({folder.path for folder in folders}) == len(names)
@@ -507,7 +507,7 @@ def test_jobs_are_apart(store: segmentlog.LogStore) -> None:
 
 
 def test_threads_that_claim_at_once(store: segmentlog.LogStore) -> None:
-    """Each run gets a number of its own, and the highest one is the only one left."""
+    """Each run gets its own number, and only the highest one remains."""
     folder = folder_of(store)
     numbers: dict[str, int] = {}
     barrier = threading.Barrier(8)
@@ -586,7 +586,7 @@ def test_one_fresh_file_keeps_a_job(store: segmentlog.LogStore) -> None:
 
 
 def test_an_empty_folder_goes_when_it_is_old(store: segmentlog.LogStore) -> None:
-    """One that was just made is about to be written to."""
+    """A new folder is about to be written to, and stays."""
     folder = folder_of(store)
     sweep_abandoned(FileSystem(), store.path)
     assert Path(folder.path).exists()
@@ -625,7 +625,7 @@ BLOBS = st.lists(st.one_of(st.none(), st.binary(max_size=40), st.binary(min_size
 
 @given(BLOBS)
 def test_a_column_of_arrow_is_the_column_of_a_list(blobs: list[bytes | None]) -> None:
-    """To the byte, whatever the items' lengths; sliced or not."""
+    """Bytes are equal for any lengths of items, sliced or not."""
     array = pa.array([b"before", *blobs, b"behind"], pa.binary())
     assert blob_column(array.slice(1, len(blobs))) == array_of(blobs)
     assert blob_column(pa.array(blobs, pa.binary())) == array_of(blobs)
@@ -633,7 +633,7 @@ def test_a_column_of_arrow_is_the_column_of_a_list(blobs: list[bytes | None]) ->
 
 @given(BLOBS)
 def test_a_column_becomes_the_array_of_its_items(blobs: list[bytes | None]) -> None:
-    """Also where marks of other items occur in binary data."""
+    """This also holds if binary data contains the marks of other items."""
     assert blob_array(memoryview(array_of(blobs)), len(blobs)).to_pylist() == blobs
 
 

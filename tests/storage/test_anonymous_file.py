@@ -19,12 +19,12 @@ class FullFileSystem(FileSystem):
 
     @staticmethod
     def pwritev(fd: int, buffers: Sequence[Buffer], position: int) -> int:
-        """No room."""
+        """Fail as if the disk was full."""
         raise OSError(errno.ENOSPC, "no room")
 
 
 def test_what_is_added_is_read(tmp_path: Path) -> None:
-    """It is there as long as a view of it is, and no name in the folder; beyond its size nothing is added."""
+    """The bytes exist as long as a view of them, without a name in the folder; beyond the size, nothing is added."""
     file = AnonymousFile(FileSystem(), str(tmp_path), 100)
     one = file.add([b"one", b"", b"two"])
     assert one == [b"one", b"", b"two"]

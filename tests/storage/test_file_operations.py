@@ -29,7 +29,7 @@ def fd(tmp_path: Path) -> Iterator[int]:
 
 
 def content(fd: int) -> bytes:
-    """All of a small file."""
+    """Return the content of a small file."""
     return os.pread(fd, 1 << 20, 0)
 
 
@@ -38,7 +38,7 @@ def content(fd: int) -> bytes:
 
 @given(buffers=st.lists(st.binary(max_size=50), max_size=8), at_most=st.integers(1, 60), position=st.integers(0, 20))
 def test_short_writes_are_gone_on_with(tmp_path_factory, buffers, at_most, position):
-    """However little each write takes, every byte arrives, in order and at its place."""
+    """With writes of any size, every byte arrives in order, at its place."""
     fs = FaultyFileSystem()
     fs.short_writes(at_most)
     fd = os.open(tmp_path_factory.getbasetemp() / "short", os.O_RDWR | os.O_CREAT | os.O_TRUNC)
@@ -51,7 +51,7 @@ def test_short_writes_are_gone_on_with(tmp_path_factory, buffers, at_most, posit
 
 
 def test_a_write_that_takes_nothing_is_an_error(fd):
-    """A file system that writes nothing and reports no error does not keep an append in an endless loop."""
+    """A file system that writes nothing and reports success must not cause an endless loop."""
     fs = FaultyFileSystem()
     fs.short_writes(0)
     with pytest.raises(OSError, match="wrote nothing") as caught:
@@ -223,7 +223,7 @@ def test_a_second_writer_does_not_empty_the_first_ones_file(tmp_path):
     "number", [errno.ENOSPC, errno.EDQUOT, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENODEV]
 )
 def test_preallocation_is_a_wish(fd, number):
-    """Without room, or if the file system cannot preallocate, the call returns False and raises nothing."""
+    """Without room, or without support for preallocation, the call returns False."""
     fs = FaultyFileSystem()
     fs.fail("fallocate", number)
     assert try_fallocate(fs, fd, 0, 4096) is False

@@ -1,4 +1,4 @@
-"""Locks and descriptors that must not cross a fork, and that the package has no others."""
+"""The package's locks and descriptors that must not cross a fork are all registered."""
 
 from __future__ import annotations
 
@@ -416,7 +416,7 @@ _OPENED_ELSEWHERE = {
 
 
 def sources() -> list[Path]:
-    """Every source file of the package."""
+    """Return every source file of the package."""
     files = sorted(PACKAGE.rglob("*.py"))
     assert len(files) > 100
     return files

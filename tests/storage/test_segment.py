@@ -25,7 +25,7 @@ def active_in(folder: Path, fs: FileSystem, limit: int = LIMIT, *, create: bool 
 
 
 def size_of(segment: ActiveSegment) -> int:
-    """How long the file is, allocated space included."""
+    """Return the size of the file, preallocated space included."""
     return os.path.getsize(segment.path)
 
 
@@ -74,7 +74,7 @@ def test_writing_where_space_is_allocated_asks_for_nothing(tmp_path):
 
 
 def writes_of(fs: FaultyFileSystem) -> int:
-    """How often was written since the last look."""
+    """Return the number of writes since the previous call."""
     count = sum(name == "pwritev" for name, _ in fs.calls)
     fs.calls.clear()
     return count
@@ -167,7 +167,7 @@ def test_a_disk_that_fails_is_told_as_it_is(tmp_path):
 
 
 def test_a_cut_that_fails_is_told_before_what_made_it_necessary(tmp_path):
-    """When the half-written bytes cannot be cut off that is the error, and the write's is its context."""
+    """If the half-written bytes cannot be truncated, that is the error, and the error of the write is its context."""
     fs = FaultyFileSystem()
     segment = active_in(tmp_path, fs)
     fs.fail("pwritev", errno.ENOSPC)

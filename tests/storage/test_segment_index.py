@@ -96,7 +96,7 @@ def files(folder: Path) -> list[Path]:
 
 
 def reference(segment: Segment, interval: int = INTERVAL) -> list[tuple[int, int, int]]:
-    """(base offset, position, largest timestamp before it) of each entry, by the rule alone."""
+    """Return (base offset, position, largest timestamp before it) of each entry that the rule demands."""
     entries, last, largest = [], 0, 0
     for one in segment.batches:
         if one.position - last >= interval:

@@ -61,7 +61,7 @@ def open_page(folder: Path, fs: FileSystem | None = None, *, writable: bool = Tr
 
 @pytest.fixture
 def page(tmp_path: Path) -> Iterator[StatePage]:
-    """A page that was initialised with 1 and 2."""
+    """Yield a page that was initialised with 1 and 2."""
     page = open_page(tmp_path)
     page.initialise(BOOT, tmp_path.stat(), log_state(1), sync_state(2))
     yield page
@@ -69,7 +69,7 @@ def page(tmp_path: Path) -> Iterator[StatePage]:
 
 
 def copy_of(page: StatePage) -> bytearray:
-    """The bytes of a page as they are now."""
+    """Return the current bytes of a page."""
     return bytearray(memoryview(page.words).cast("B"))
 
 
@@ -218,7 +218,7 @@ class Recorder:
 
 
 def stores_of_a_write(page: bytearray, number: int) -> Iterator[bytearray]:
-    """The page after each step of writing a log state: each byte of a copy, each word that is stored as one."""
+    """Yield the page after each step of writing a log state: each byte of a copy, each word stored at once."""
     stores: list[tuple[int, bytes]] = []
     scratch = bytearray(page)
     words: Any = Recorder(scratch, stores, 8)

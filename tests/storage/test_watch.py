@@ -21,7 +21,7 @@ LONG_S = 3_600.0
 
 @pytest.fixture
 def watch() -> Iterator[Watch]:
-    """A watch as the system has it."""
+    """Yield a watch that uses inotify if the system has it."""
     watch = Watch()
     yield watch
     watch.close()
@@ -29,7 +29,7 @@ def watch() -> Iterator[Watch]:
 
 @pytest.fixture
 def polling(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
-    """A watch where the system has no inotify to spare."""
+    """Yield a watch for which the system has no inotify instance left."""
     monkeypatch.setattr(watch_module, "_inotify_init", lambda: -1)
     watch = Watch()
     yield watch
@@ -110,7 +110,7 @@ def test_a_new_name_in_a_folder_wakes(tmp_path, watch):
 
 
 def test_time_is_up(watch):
-    """Where nothing happens the wait ends when its time is up, and says so."""
+    """Without events, the wait ends after its time, and returns False."""
     woken, took_s = timed(lambda: watch.wait(0.15))
     assert not woken
     assert took_s > 0.14
@@ -180,7 +180,7 @@ def test_polling_needs_no_files(tmp_path, polling):
 
 
 def test_a_watch_that_could_be_woken_can_be_told_to_poll(watch):
-    """For a log whose appenders cannot be asked to wake followers, a wait is a short sleep, too."""
+    """For a log whose appenders cannot wake followers, a wait is a short sleep, too."""
     assert not watch.must_poll
     assert watch.wait(LONG_S, poll=True) is False, "it looked again, long before its time was up"
 

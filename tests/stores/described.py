@@ -1,7 +1,7 @@
-"""What a store holds, as JSON can hold it: whatever a reader may ask for.
+"""The content of a store as JSON: everything that a reader may ask for.
 
-For comparing a store with what it was when it was made, maybe by another release. Byte
-strings stand there as Latin-1. Clocks and what depends on them are left out.
+Tests compare a store with its description by the release that created it. Byte strings are Latin-1. Clocks and values
+that depend on them are left out.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from segmentlog.store import LogStore
 
 
 def describe(store: LogStore) -> dict[str, Any]:
-    """Everything that is in a store."""
+    """Return the content of a store."""
     return {
         "topics": {name: _topic(store, name) for name in store.topics()},
         "positions": {

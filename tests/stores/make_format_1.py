@@ -1,10 +1,10 @@
-"""Made the stores under ``format-1/``, once, with the last release that wrote format 1. They are never made again.
+"""Create the stores in ``format-1/``. This ran once, with the last release that wrote format 1; never run it again.
 
     python tests/stores/make_format_1.py
 
-Each is ``NAME.tar.gz``, the store, and ``NAME.json``, what that release found in it: opened
-read-only as it is (``read_only``), and opened for writing (``written``, null where that is
-the same), which recovers what was not closed and decides what nobody decided.
+``NAME.tar.gz`` is a store. ``NAME.json`` is its content as that release read it. ``read_only`` is the content of the
+unchanged store. ``written`` is the content after opening the store for writing, which recovers unclosed partitions and
+ends undecided transactions; it is null if the content is the same.
 
     closed   every payload shape, many settings, segments, partitions; compacted; producers, transactions, groups;
              closed cleanly
@@ -151,7 +151,7 @@ def _grouped(store: LogStore) -> None:
 
 
 def make_closed(path: Path) -> None:
-    """Everything that there is, and closed."""
+    """Fill a store with everything, and close it."""
     with open_fixed(path) as store:
         _payloads(store)
         _compacted(store)
@@ -209,7 +209,7 @@ def make_killed(path: Path) -> None:
         handle.fs.pwritev = half  # type: ignore[method-assign]
         log.append([b"torn, and never acknowledged"])
 
-    with _living(undecided):  # as long as it lives nobody ends what it has begun
+    with _living(undecided):  # while it lives, no process ends its transaction
         for work in (torn, decided):
             with _living(work):
                 pass
@@ -217,7 +217,7 @@ def make_killed(path: Path) -> None:
 
 @contextlib.contextmanager
 def _living(work: Callable[[], None]) -> Iterator[None]:
-    """A process that has done its work, or died of it; killed at the end."""
+    """Run a process that does its work or dies in it; kill it at the end."""
     ours, theirs = multiprocessing.Pipe()
 
     def run() -> None:
@@ -267,7 +267,7 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def pack(path: Path, target: Path) -> None:
-    """A store as a small archive; the same bytes for the same store."""
+    """Pack a store into a small archive; equal stores give equal bytes."""
     with (
         target.open("wb") as raw,
         gzip.GzipFile("", "wb", 9, raw, 0) as packed,

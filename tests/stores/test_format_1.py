@@ -1,4 +1,4 @@
-"""Stores that a release of format 1 made: `make_format_1` tells what is in them. They are never made again."""
+"""Stores that a release of format 1 created: `make_format_1` describes their content. They are never created again."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ NAMES = sorted(path.name.removesuffix(".tar.gz") for path in STORES.glob("*.tar.
 
 
 def expected(name: str, how: str) -> dict[str, Any]:
-    """What the release that made a store found in it."""
+    """Return the content of a store as the release that created it read it."""
     document = json.loads((STORES / f"{name}.json").read_text())
     found: dict[str, Any] = document[how] or document["read_only"]
     return found
 
 
 def bytes_of(path: Path) -> dict[str, bytes]:
-    """Every file of a store."""
+    """Return every file of a store."""
     return {str(one.relative_to(path)): one.read_bytes() for one in sorted(path.rglob("*")) if one.is_file()}
 
 
 def damage_in(path: Path) -> list[str]:
-    """What `verify` would call damage."""
+    """Return the findings of `verify` that are damage."""
     return [str(one) for one in inspect_store(str(path)) if one.severity == "damage"]
 
 
@@ -48,24 +48,24 @@ def recover_all(store: LogStore) -> None:
 
 @pytest.fixture(params=NAMES)
 def name(request: pytest.FixtureRequest) -> str:
-    """Of a store."""
+    """Return the name of a store."""
     assert isinstance(request.param, str)
     return request.param
 
 
 @pytest.fixture
 def path(tmp_path: Path, name: str) -> Path:
-    """The store, as it was made."""
+    """Return the unpacked store."""
     return unpack(STORES / f"{name}.tar.gz", tmp_path / "store")
 
 
 def test_there_are_stores() -> None:
-    """The others are not green because they had nothing to open."""
+    """The stores exist: the other tests do not pass only because they had nothing to open."""
     assert NAMES == ["closed", "killed", "lost"]
 
 
 def test_opens_as_it_is(path: Path, name: str) -> None:
-    """Every record, position and transaction of it is read, and looking changes no byte."""
+    """Every record, offset and transaction of it is read, and reading changes no byte."""
     before = bytes_of(path)
     with open_fixed(path, read_only=True) as store:
         assert describe(store) == expected(name, "read_only")
@@ -74,7 +74,7 @@ def test_opens_as_it_is(path: Path, name: str) -> None:
 
 
 def test_opens_for_writing(path: Path, name: str) -> None:
-    """What it holds is there afterwards, was decided as it had to be, and goes on; once more after a close."""
+    """The store has its content, its transactions are ended rightly, and appends continue, also after a close."""
     wanted = expected(name, "written")
     with open_fixed(path) as store:
         recover_all(store)
@@ -98,12 +98,12 @@ def test_opens_for_writing(path: Path, name: str) -> None:
 
 
 def formats(path: Path) -> list[int]:
-    """Of the store, and of each topic."""
+    """Return the format numbers of the store and of each topic."""
     return [json.loads(one.read_text())["format"] for one in (path / "store.json", *sorted(path.glob("*/topic.json")))]
 
 
 def words(path: Path) -> dict[str, tuple[int, int]]:
-    """The words of every state page by which processes of the release of before are told."""
+    """Return the words of every state page that show its format to processes of the previous release."""
     found = {}
     for file in sorted(path.glob("*/*/state")):
         page = np.frombuffer(file.read_bytes(), np.uint64)
@@ -112,12 +112,12 @@ def words(path: Path) -> dict[str, tuple[int, int]]:
 
 
 def logs(path: Path) -> dict[str, bytes]:
-    """Every byte of the records."""
+    """Return the content of every segment file."""
     return {name: data for name, data in bytes_of(path).items() if name.endswith(".log")}
 
 
 def test_opening_for_writing_upgrades(path: Path, name: str) -> None:
-    """Files, ids, and both words of every page; a second open has nothing to do. No record is touched by it."""
+    """The upgrade changes the formats and ids in files, and both words of every page, but no record; it runs once."""
     before = words(path)
     records = logs(path)
     with open_fixed(path, read_only=True) as store:
@@ -139,7 +139,7 @@ def test_opening_for_writing_upgrades(path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["killed", "lost"], indirect=True)
 def test_an_upgrade_that_was_killed_is_finished(path: Path, name: str, tmp_path: Path) -> None:
-    """At any call: no page says so before every file does; whoever opens it next finds what was there."""
+    """A kill at any call: no state page gets the new format before all files have it; the next opening reads all."""
     wanted = expected(name, "written")
     before, records = words(path), logs(path)
     stride = 1 if name == "lost" else 9  # this one has few files: every call is tried

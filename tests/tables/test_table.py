@@ -126,7 +126,7 @@ def test_unknown_topics_and_closed_stores(tmp_path: Path) -> None:
 
 
 def test_refresh_reads_what_is_new(store: LogStore) -> None:
-    """Until then the table stays as it was."""
+    """Before a refresh, the table stays the same."""
     log = store.topic("users").partition(0)
     _put(log, (b"a", b"1"))
     table = Table(store, "users")
@@ -138,7 +138,7 @@ def test_refresh_reads_what_is_new(store: LogStore) -> None:
 
 
 def test_a_table_that_follows_is_never_behind(store: LogStore) -> None:
-    """Every access first takes in what was appended, and partitions that were added."""
+    """Every access first reads appended records and new partitions."""
     log = store.topic("users").partition(0)
     table = Table(store, "users", follow=True)
     for number in range(20):
@@ -382,7 +382,7 @@ def test_truncation_brings_older_values_back(store: LogStore) -> None:
 
 
 def test_items_while_the_log_changes(store: LogStore) -> None:
-    """They are those of the beginning; appends, compaction and retention meanwhile break nothing."""
+    """They are those of the beginning; appends, compaction and retention during the iteration are allowed."""
     log = store.create_topic("compacted", **_ROLL).partition(0)
     for number in range(40):
         _put(log, (b"%d" % number, b"old"))
@@ -445,7 +445,7 @@ def test_changes_wait_for_appends_without_spinning(store: LogStore) -> None:
 
 
 def test_keys_at_rest_are_no_python_objects(store: LogStore) -> None:
-    """At most 40 bytes a key, and objects by the dozen, not by the key."""
+    """A key takes at most 40 bytes, and the number of objects does not grow with the keys."""
     count = 200_000
     log = store.topic("users").partition(0)
     store.alter_topic("users", segment_records=1_000_000)
@@ -467,7 +467,7 @@ def test_keys_at_rest_are_no_python_objects(store: LogStore) -> None:
 
 
 def test_two_keys_of_one_hash_are_two_keys() -> None:
-    """In one run and across runs; forged here, since chance will not make them."""
+    """This holds within a run and across runs; the hash is forged, because chance would not give it."""
     same = np.array([7], np.uint64)
     for keep_dead in (False, True):
         table = KeyTable(0, keep_dead=keep_dead, small=1)
@@ -513,7 +513,7 @@ def test_an_offset_that_does_not_fit_is_refused() -> None:
 
 
 def test_records_whose_time_is_over_are_hidden(tmp_path: Path) -> None:
-    """By the topic's time to live or by a header, from that moment on and before any compaction."""
+    """The topic's time to live or a header hides them from that moment on, before any compaction."""
     clock = FakeClock()
     with LogStore(tmp_path / "store", background=False, clock=clock) as store:
         log = store.create_topic("users", cleanup_policy="compact", record_ttl_ms=1000).partition(0)

@@ -23,7 +23,7 @@ from segmentlog.testing.unsynced_model import PAGE, SECTOR, ForgetfulDisk
 
 
 def outcomes(prepare: Callable[[ForgetfulDisk], None], look: Callable[[ForgetfulDisk], Any]) -> set[Any]:
-    """What ``look`` finds after crashes of many seeds, each on a new disk that was prepared in the same way."""
+    """Return the results of ``look`` after crashes with many seeds, each on a new disk after ``prepare``."""
     found = set()
     for seed in range(300):
         disk = ForgetfulDisk()
@@ -34,7 +34,7 @@ def outcomes(prepare: Callable[[ForgetfulDisk], None], look: Callable[[Forgetful
 
 
 def durable_file(disk: ForgetfulDisk, path: str, content: bytes) -> None:
-    """A file in the root, synced with its name."""
+    """Create a file in the root, and sync it with its name."""
     node = disk.create(path)
     disk.write(node, 0, content)
     node.sync_data()
@@ -82,7 +82,7 @@ def test_a_rename_is_atomic() -> None:
     def prepare(disk: ForgetfulDisk, *, hidden: bool) -> None:
         durable_file(disk, "/f", b"old")
         durable_file(disk, "/f.new", b"new")
-        if hidden:  # as libfuse does when somebody has the file open
+        if hidden:  # as libfuse does when a process has the file open
             disk.rename("/f", "/.fuse_hidden1")
         disk.rename("/f.new", "/f")
         if hidden:
@@ -118,7 +118,7 @@ def test_a_rename_between_folders_is_atomic() -> None:
 
 
 def test_a_deleted_name_may_come_back() -> None:
-    """Until the folder is synced; but what was renamed away is never lost to the file that took its place."""
+    """It may come back until the folder is synced; a file that was renamed away is never lost to its replacement."""
 
     def deleted(disk: ForgetfulDisk) -> None:
         durable_file(disk, "/f", b"old")
@@ -135,7 +135,7 @@ def test_a_deleted_name_may_come_back() -> None:
 
 
 def test_pages_survive_in_any_combination() -> None:
-    """Of two unsynced pages each may survive without the other, and of one sector a part."""
+    """Each of two unsynced pages may survive without the other, and so may a part of one sector."""
     old, new = b"o" * 2 * PAGE, b"n" * 2 * PAGE
 
     def prepare(disk: ForgetfulDisk) -> None:
@@ -277,7 +277,7 @@ def test_a_disk_in_use_does_not_crash(disk: CrashFS) -> None:
 
 
 def test_locks_sizes_and_preallocation_work(disk: CrashFS) -> None:
-    """What a log needs besides reading and writing."""
+    """The calls that a log makes besides reading and writing work."""
     with open(disk.path / "f", "w+b") as one, open(disk.path / "f", "rb") as two:
         fcntl.flock(one, fcntl.LOCK_EX)
         with pytest.raises(BlockingIOError):

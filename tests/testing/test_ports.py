@@ -1,4 +1,4 @@
-"""Ports for servers that have to be told one."""
+"""Ports for servers that need a port number before they start."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_nobody_is_given_one_by_chance() -> None:
-    """They are not among those that connections get, and follow each other."""
+    """The ports are not in the range for connections, and they are consecutive."""
     lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     base = free_ports(5)
     assert base >= 10_000
@@ -25,7 +25,7 @@ def test_nobody_is_given_one_by_chance() -> None:
 
 
 def test_one_that_somebody_listens_on_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor a row with it in the middle; where no other is left, that is told."""
+    """The ports around a used one are skipped, too; if no others are left, an error is raised."""
     base = free_ports(3)
     monkeypatch.setattr(ports, "_LOWEST", base)
     monkeypatch.setattr(ports, "_ephemeral_from", lambda: base + 4)
@@ -35,7 +35,7 @@ def test_one_that_somebody_listens_on_is_not_given(monkeypatch: pytest.MonkeyPat
 
 
 def test_no_test_and_no_bench_draws_one_from_those_of_connections() -> None:
-    """A port that was free a moment ago is somebody's connection now, once in some thousand runs."""
+    """Such a port may belong to a connection of another process a moment later, once in some thousand runs."""
     probe = re.compile(
         r"\.bind\(\(.*, 0\)\)(.*\n){1,6}.*getsockname|"
         r"create_server\(\(.*, 0\)\).*\n.*getsockname.*\n.*close"

@@ -17,7 +17,7 @@ _PLUGIN = "segmentlog.testing.pytest_plugin"
 
 @pytest.fixture
 def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
-    """With no plugin that is not named: the installed package may be another one than what is tested."""
+    """Load only the named plugin: the installed package may be another one than the tested one."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.setenv("PYTHONPATH", str(_ROOT))
     monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
@@ -30,7 +30,7 @@ def _stores(pytester: pytest.Pytester) -> list[Path]:
 
 
 def test_it_is_registered_and_costs_nothing() -> None:
-    """The package brings it along; a run that does not use it imports neither numpy nor the engine for it."""
+    """The package registers the plugin, and a run that does not use it does not import numpy or the engine."""
     setup = configparser.ConfigParser()
     setup.read(_ROOT / "setup.cfg")
     assert setup["options.entry_points"]["pytest11"].split() == ["segmentlog", "=", _PLUGIN]
@@ -42,7 +42,7 @@ def test_it_is_registered_and_costs_nothing() -> None:
 
 
 def test_a_server_for_each_test(run: pytest.Pytester) -> None:
-    """Each has its own, as its marker wants it; topics are new; of tests that passed nothing stays."""
+    """Each test has its own, with its marker's options; topics are new; folders of tests that passed are deleted."""
     run.makepyfile(
         """
         import time
@@ -92,7 +92,7 @@ def test_a_server_for_each_test(run: pytest.Pytester) -> None:
 
 
 def test_the_folder_of_a_failure_is_kept(run: pytest.Pytester) -> None:
-    """It is told how to look into it; it goes when the test passed, also where the run ends at the first failure."""
+    """The report says how to inspect the folder. The folder of a test that passed is deleted, also after `-x`."""
     run.makepyfile(
         """
         def test_passes(segmentlog_server, segmentlog_topic):
@@ -115,7 +115,7 @@ def test_the_folder_of_a_failure_is_kept(run: pytest.Pytester) -> None:
 
 @pytest.mark.parametrize("how", ["ini", "option"])
 def test_one_server_for_many_tests(run: pytest.Pytester, how: str) -> None:
-    """Its scope is chosen; a module's marker is heard, and one that comes too late is a mistake."""
+    """The scope can be chosen; a module's marker applies, and a marker that comes too late is an error."""
     run.makepyfile(
         """
         import pytest
@@ -150,7 +150,7 @@ def test_one_server_for_many_tests(run: pytest.Pytester, how: str) -> None:
 
 
 def test_in_processes_side_by_side(run: pytest.Pytester) -> None:
-    """With pytest-xdist each process has servers of its own."""
+    """With pytest-xdist, each process has its own servers."""
     pytest.importorskip("xdist")
     run.plugins.append("xdist.plugin")
     run.makepyfile(

@@ -18,7 +18,7 @@ from segmentlog.topics.descriptor_budget import DescriptorBudget
 
 
 def _survivors(disk: SimulatedDisk, path: str, states: int = 200) -> Counter[bytes | None]:
-    """What a file may hold after a power cut now (None: it is not there), and how often."""
+    """Return the contents that a file may have after a power cut now (None: it does not exist), with their counts."""
     found: Counter[bytes | None] = Counter()
     for survivor in disk.point().crashes(random.Random(1), states):
         try:
@@ -48,7 +48,7 @@ def test_a_name_is_lost_until_its_folder_is_synced() -> None:
 
 
 def test_unsynced_data_survives_in_any_part() -> None:
-    """All, nothing, single pages, sectors, the size without the data: each is seen, and old data stays below it."""
+    """All, nothing, single pages, sectors, or the size without the data may survive; old data below stays."""
     disk = SimulatedDisk()
     disk.make_folders("/a")
     _written(disk, "/a/f", b"o" * PAGE, sync=True)
@@ -80,7 +80,7 @@ def test_a_rename_survives_whole_or_not_at_all() -> None:
 
 
 def test_stores_through_a_map_are_lost_like_writes() -> None:
-    """What was stored through a writable map may survive, or not."""
+    """Data stored through a writable map may survive or be lost."""
     disk = SimulatedDisk()
     disk.make_folders("/a")
     _written(disk, "/a/f", b"old ", sync=True)
@@ -91,7 +91,7 @@ def test_stores_through_a_map_are_lost_like_writes() -> None:
 
 
 def test_a_process_death_loses_nothing_and_syncs_nothing() -> None:
-    """The machine goes on with its page cache; the power may still be cut afterwards."""
+    """The machine keeps its page cache after the death of a process; a power cut may still come later."""
     disk = SimulatedDisk()
     disk.make_folders("/a")
     _written(disk, "/a/f", b"data", sync=False)
@@ -104,7 +104,7 @@ def test_a_process_death_loses_nothing_and_syncs_nothing() -> None:
 
 
 def test_the_history_finds_what_it_is_there_for() -> None:
-    """Each rule that is broken shows, and what the log itself calls lost does not."""
+    """Each broken rule is reported, and losses that the log reports are not."""
     history = History()
     history.acknowledged(0, [b"alpha"], durable=True)
     history.acknowledged(1, [b"beta", b"gamma"], durable=False)
@@ -123,7 +123,7 @@ def test_a_short_life_with_all_its_crashes() -> None:
 
 
 def test_a_simulated_process_closes_nothing_for_the_descriptors_of_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else it would die of what another process opens, and a seed would show what it showed in some test runs only."""
+    """Otherwise it would close descriptors of another process, and a seed would not always repeat its failure."""
     monkeypatch.setattr(DescriptorBudget, "limit", staticmethod(lambda: 2))
     disk = SimulatedDisk()
     disk.make_folders("/store")

@@ -30,7 +30,7 @@ def open_store(path: Path, clock: FakeClock | None = None, **options: object) ->
 
 
 def fill(store: LogStore, topic: str, segments: int, **config: object) -> None:
-    """A topic of so many sealed segments of ten records, all of one key."""
+    """Create a topic of ``segments`` sealed segments of ten records, all with one key."""
     partition = store.create_topic(topic, config={"segment.records": 10, **config}).partition(0)
     for _ in range(segments + 1):
         partition.append([b"x"] * 10, keys=[b"k"] * 10)
@@ -67,7 +67,10 @@ def test_a_long_round_is_gone_through_bit_by_bit(tmp_path: Path, monkeypatch: py
 
 
 def test_retention_waits_between_its_rounds_and_notices_time(tmp_path: Path) -> None:
-    """The pause between rounds follows the shortest limit of a topic; a quiet topic rolls, and its segments go."""
+    """The pause between scans follows the shortest limit of a topic.
+
+    A quiet topic rolls, and its segments are deleted.
+    """
     clock = FakeClock()
     with open_store(tmp_path, clock) as store:
         fill(store, "t", 1, **{"retention.ms": 8000, "segment.ms": 8000, "file.delete.delay.ms": 0})

@@ -129,7 +129,7 @@ def test_processes_that_alter_at_once_lose_nothing(store: LogStore) -> None:
 
 def test_who_opens_while_a_topic_is_altered_sees_it(store: LogStore, faulty: LogStore, fs: FaultyFileSystem) -> None:
     """A process that opens a topic during a change sees the new settings, wherever the change comes."""
-    store.topic("t").partition(0).append([b"1"])  # there is a page by which others are told
+    store.topic("t").partition(0).append([b"1"])  # a state page exists, which shows changes to other processes
     for number, call in enumerate(("open", "fstat", "map_file", "stat", "boot_id"), 2):
         fs.before(call, lambda number=number: store.alter_topic("t", segment_records=number))
         with LogStore(store.path, background=False, fs=fs) as opened:
@@ -201,7 +201,7 @@ def test_who_is_stopped_in_the_middle_of_something_is_not_waited_for_for_ever(
 
 @pytest.mark.parametrize("call", ["fstat", "rename", "open", "map_file", "fsync", "remove_tree"])
 def test_deleted_means_deleted(store: LogStore, faulty: LogStore, fs: FaultyFileSystem, call: str) -> None:
-    """After a delete, no append is acknowledged, wherever another process is in opening the topic."""
+    """After a delete, no append is acknowledged, whatever step of opening the topic another process is in."""
     store.topic("t").partition(0).append([b"1"], ack="durable")
     opened: list[segmentlog.Partition] = []
     others = segmentlog.open(store.path, background=False)

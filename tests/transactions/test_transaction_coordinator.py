@@ -558,7 +558,7 @@ def test_other_topics_are_not_held_back(store: segmentlog.LogStore) -> None:
             other.send_many("a", [b"1"], partition=0)
             other.send_many("b", [b"2"])
         assert values_of(store, "a") == [b"1"]
-        assert values_of(store, "b") == []  # behind the open one
+        assert values_of(store, "b") == []  # after the open transaction
         producer.abort_transaction()
         assert values_of(store, "b") == [b"2"]
 

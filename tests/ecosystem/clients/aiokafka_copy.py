@@ -11,7 +11,7 @@ from aiokafka.errors import KafkaError, ProducerFenced
 
 
 async def main() -> None:
-    """Copy for ever."""
+    """Copy until the process is killed."""
     bootstrap, source, target = sys.argv[1:4]
     producer = AIOKafkaProducer(bootstrap_servers=bootstrap, transactional_id="copy")
     await producer.start()  # first: what its predecessor left open is aborted, and positions are final

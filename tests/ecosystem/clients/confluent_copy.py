@@ -1,8 +1,10 @@
-"""From topic to topic, exactly once, by confluent-kafka: confluent_copy.py BOOTSTRAP FROM TO.
+"""Copy a topic to another one, exactly once, with confluent-kafka: confluent_copy.py BOOTSTRAP FROM TO.
 
-Runs until it is killed. It tells ``committed COUNT`` of each transaction, and ``aborted`` of each that failed, as every
-fifth is made to. A position is always a number: when librdkafka (2.16) has asked where a log begins, and the answer
-comes after a seek, it asks anew half a second later, and then begins there whatever was sought meanwhile.
+The program runs until it is killed. It prints ``committed COUNT`` for each transaction, and ``aborted`` for each that
+failed; every fifth must fail.
+
+It seeks to numbers only. If librdkafka (2.16) has asked where a log begins, and the answer comes after a seek, it asks
+again half a second later, and then begins there, whatever the seek was.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ PATIENCE_S = 30.0
 
 
 def main() -> None:
-    """Copy for ever; an error that is final ends the program, and it is started again."""
+    """Copy until the process is killed; a final error ends the program, and the test starts it again."""
     bootstrap, source, target = sys.argv[1:4]
     producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": "copy"})
     producer.init_transactions(PATIENCE_S)  # first: what its predecessor left open is aborted, and positions are final
@@ -48,7 +50,7 @@ def main() -> None:
 
 
 def behind(messages: list[Message]) -> list[TopicPartition]:
-    """Return the positions behind them."""
+    """Return the offsets after these messages."""
     last = {(message.topic(), message.partition()): message.offset() + 1 for message in messages}
     return [TopicPartition(topic, partition, offset) for (topic, partition), offset in last.items()]
 
@@ -65,7 +67,7 @@ def committed(consumer: Consumer, places: list[TopicPartition]) -> list[TopicPar
 
 
 def rewind(consumer: Consumer) -> None:
-    """To what is committed."""
+    """Seek to the committed offsets."""
     for place in committed(consumer, consumer.assignment()):
         consumer.seek(place)
 

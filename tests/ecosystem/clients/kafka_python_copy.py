@@ -10,7 +10,7 @@ from kafka.errors import KafkaError, ProducerFencedError
 
 
 def main() -> None:
-    """Copy for ever."""
+    """Copy until the process is killed."""
     bootstrap, source, target = sys.argv[1:4]
     producer = KafkaProducer(bootstrap_servers=bootstrap, transactional_id="copy")
     producer.init_transactions()  # first: what its predecessor left open is aborted, and positions are final

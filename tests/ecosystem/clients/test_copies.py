@@ -46,7 +46,7 @@ _COMMANDS: dict[str, Callable[[], Sequence[str]]] = {
 
 
 def command_of(client: str) -> Sequence[str]:
-    """How its program is started."""
+    """Return the command that starts the client's program."""
     try:
         return _COMMANDS[client]()
     except Missing as error:
@@ -56,7 +56,7 @@ def command_of(client: str) -> Sequence[str]:
 
 
 def values_of(store: LogStore, topic: str) -> list[list[bytes | None]]:
-    """What a reader of the library sees of each partition."""
+    """Return the values that a reader of the library gets from each partition."""
     return [
         [value for batch in log.read(0, isolation="read_committed") for value in batch.values]
         for log in store.topic(topic).partitions()
@@ -81,12 +81,12 @@ class CommittedCount:
 
 
 def has_come_on(running: Teller, seen: int) -> bool:
-    """By some transactions; or it has ended."""
+    """Return whether the program has committed three more transactions, or has ended."""
     return running.has_ended or sum(line.startswith("committed") for line in running.told[seen:]) >= 3
 
 
 def difference(found: list[bytes | None], wanted: list[bytes | None]) -> str:
-    """What is there more than once, what is not there, and where they part first: few words, which no report cuts."""
+    """Return repeated values, missing values, and the first difference, in a few words that no report cuts."""
     twice = [value for value, times in Counter(found).items() if times > 1]
     missing = sorted(set(wanted) - set(found), key=wanted.index)
     at = next((at for at, (one, other) in enumerate(zip(found, wanted, strict=False)) if one != other), len(wanted))
@@ -94,7 +94,7 @@ def difference(found: list[bytes | None], wanted: list[bytes | None]) -> str:
 
 
 def copy(store: LogStore, served: Served, start: Start, client: str, count: int, kills: int) -> None:
-    """Of ``count`` records a partition, while program and workers are killed in turn; the copy is right."""
+    """Copy ``count`` records a partition while program and workers are killed in turn, and check the copy."""
     command = command_of(client)
     store.create_topic("from", partitions=_PARTITIONS)
     store.create_topic("to", partitions=_PARTITIONS)
@@ -141,5 +141,5 @@ def test_a_copy_is_exactly_once(store: LogStore, served: Served, start: Start, c
 @pytest.mark.ecosystem
 @pytest.mark.parametrize("client", _COMMANDS)
 def test_a_long_copy_is_exactly_once(store: LogStore, served: Served, start: Start, client: str) -> None:
-    """The same, for longer."""
+    """The copy is also exactly once when it takes longer."""
     copy(store, served, start, client, 20_000, 21)

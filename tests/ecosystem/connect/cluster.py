@@ -27,7 +27,10 @@ class Cluster:
     def __init__(
         self, served: Served, start: Start, folder: Path, more: Mapping[str, object] | None = None, *, flaw: str = ""
     ) -> None:
-        """With a connector that has such a flaw, in whose trace these words are: a task that shows it is restarted."""
+        """Start the workers.
+
+        A connector may have a flaw whose trace contains ``flaw``: a task that shows it is restarted.
+        """
         self._flaw = flaw
         settings = {**_SETTINGS, **(more or {})}
         self.workers = [
@@ -43,7 +46,7 @@ class Cluster:
         wait_until(lambda: any(one.configure(name, settings) for one in self.workers), f"no {name}", PATIENCE_S, 0.2)
 
     def wait_for_tasks(self, *connectors: str) -> None:
-        """Until each connector has one that runs, at a worker that lives."""
+        """Wait until each connector has a running task at a living worker."""
         names = {one.name for one in self.workers}
 
         def run() -> bool:
@@ -57,15 +60,16 @@ class Cluster:
         wait_until(run, f"not all of {connectors} run", PATIENCE_S, 0.2)
 
     def holder_of(self, connector: str) -> ConnectWorker:
-        """The worker that has its task."""
+        """Return the worker that has the connector's task."""
         self.wait_for_tasks(connector)
         found = self.workers[0].workers_of(connector)
         return next(one for one in self.workers if one.name in found)
 
     def kill_holder(self, connector: str, is_in_the_middle: Callable[[], bool]) -> str:
-        """The worker that has a task of this connector, at a time that is certain, since it was stopped before.
+        """Kill the worker that has a task of this connector, within its work: it is stopped first, so the moment is
+        certain.
 
-        Another takes its tasks over, before it is started again. Answers which one.
+        The other worker takes over its tasks before it is started again. Return the name of the killed worker.
         """
         victim = self.holder_of(connector)
         ends_s = time.monotonic() + PATIENCE_S

@@ -26,14 +26,17 @@ _SAFELY: Any = {"filter": "tar"} if hasattr(tarfile, "tar_filter") else {}  # fr
 
 
 def plugins() -> Path:
-    """The folder with the connectors, as Kafka Connect is told of it. Raises `Missing` where they cannot be had."""
+    """Return the folder with the connectors, as Kafka Connect's configuration has it.
+
+    Raises `Missing` if they are not available.
+    """
     if platform.machine() != "x86_64":
         raise Missing("the package of PostgreSQL is for x86_64")
     return Path(class_path(DEBEZIUM).split(os.pathsep)[0]).parent
 
 
 class Postgres:
-    """What listens at a port, and one connection to it."""
+    """A database server at a port, and a connection to it."""
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -42,7 +45,7 @@ class Postgres:
         self._client = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def do(self, statement: str) -> list[list[str]]:
-        """Its rows."""
+        """Run a statement and return its rows."""
         assert self._client.stdin is not None
         assert self._client.stdout is not None
         self._client.stdin.write(" ".join(statement.split("\n")) + "\n")
@@ -56,15 +59,15 @@ class Postgres:
         raise AssertionError(f"no answer to {statement}")
 
     def close(self) -> None:
-        """The connection."""
+        """Close the connection."""
         self._client.kill()
         self._client.communicate()
 
 
 @contextmanager
 def running() -> Iterator[Postgres]:
-    """A new one, which is gone afterwards."""
-    # It refuses to run as root, and nobody may enter a root's folder of tests.
+    """Start a new server, and delete it afterwards."""
+    # PostgreSQL refuses to run as root, and other users may not enter a test folder of root.
     folder = Path(tempfile.mkdtemp(prefix="postgres-", dir="/tmp"))
     try:
         with zipfile.ZipFile(next((plugins() / "libraries").glob("embedded-postgres-binaries-*.jar"))) as jar:

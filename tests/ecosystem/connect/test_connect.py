@@ -59,26 +59,26 @@ class Copying:
         self.cluster.wait_for_tasks("source", "sink")
 
     def write(self, count: int) -> None:
-        """So many lines more, if there are."""
+        """Write up to ``count`` more lines."""
         part = self._lines[self._written : self._written + count]
         self._written += len(part)
         with open(self._folder / "in", "a") as file:
             file.writelines(f"{line}\n" for line in part)
 
     def is_in_the_middle(self) -> bool:
-        """Of a transaction, while lines come."""
+        """Write a line, and return whether a transaction is open."""
         self.write(1)
         return open_transactions(self._store, "lines")
 
     def kill_worker_of_server(self, number: int) -> None:
-        """In the middle of a transaction."""
+        """Kill a worker during a transaction."""
         wait_until(self.is_in_the_middle, "there is no transaction", PATIENCE_S)
         victim = self._served.workers()[number]
         os.kill(victim, signal.SIGKILL)
         wait_until(lambda: victim not in (now := self._served.workers()) and len(now) == 3, "it stays dead", PATIENCE_S)
 
     def finish(self) -> None:
-        """The rest of the lines, and all of them are there: exactly once in the topic, at least once in the file."""
+        """Write the remaining lines: each must be in the topic exactly once, and in the file at least once."""
         out, count = self._folder / "out", len(self._lines)
 
         def is_done() -> bool:
@@ -113,7 +113,7 @@ class Copying:
         assert position.offset > rows[-1].offset
 
     def check_its_topics(self) -> None:
-        """What it keeps lies in topics that are compacted."""
+        """Check that Connect keeps its state in compacted topics."""
         for what, partitions in (("config", 1), ("offset", 4), ("status", 2)):
             topic = self._store.topic(f"connect-{what}")
             assert topic.partition_count == partitions
@@ -139,7 +139,7 @@ def test_exactly_once(store: LogStore, served: Served, start: Start, tmp_path: P
 @pytest.mark.ecosystem
 @pytest.mark.usefixtures("java")
 def test_a_year(store: LogStore, served: Served, start: Start, tmp_path: Path) -> None:
-    """All flights of 2013: whoever has a task is killed, again and again, and each of the server's workers."""
+    """All flights of 2013: the worker with a task is killed again and again, and so is each worker of the server."""
     work = Copying(store, served, start, tmp_path, lines_of())
     for turn in range(6):
         work.write(_PORTION)

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.ecosystem
 _TOPIC = "airport.public.flights"
 _PARTITIONS = 3
 _COUNT = 20_000
-# Of Debezium 3.3: a task that starts where another is just stopping fails, and has to be restarted.
+# In Debezium 3.3, a task that starts while another one stops fails, and must be restarted.
 _FLAW = "DebeziumOpenLineageEmitter not initialized"
 
 
@@ -56,7 +56,7 @@ class Airport:
         database.do("CREATE TABLE flights (id int PRIMARY KEY, carrier text, flight text, tail text, changes int)")
 
     def work(self, count: int) -> None:
-        """So many new flights; each 10th of those before is changed, and each 20th is cancelled."""
+        """Insert ``count`` flights, change every 10th earlier one, and cancel every 20th."""
         first = len(self.changes)
         rows = self._rows[first : first + count]
         if not rows:
@@ -77,18 +77,18 @@ class Airport:
                 self.cancelled.add(number)
 
     def table(self, name: str) -> list[list[str]]:
-        """What is in one."""
+        """Return the rows of a table, which may not exist yet."""
         there = self._database.do(f"SELECT 1 FROM pg_tables WHERE tablename = '{name}'")
         return self._database.do(f"SELECT id, carrier, flight, tail, changes FROM {name} ORDER BY id") if there else []
 
 
 def changes_of(payload: dict[str, Any]) -> str:
-    """A change, in a word: how often the flight was changed before."""
+    """Return a change as a word: its kind, and how often the flight was changed before."""
     return f"{payload['op']}{'' if payload['after'] is None else payload['after']['changes']}"
 
 
 def test_a_table_is_followed(store: LogStore, served: Served, start: Start, database: Postgres, tmp_path: Path) -> None:
-    """While workers of both are killed: no change is missing, or there twice; the other table becomes the same."""
+    """Workers of both are killed meanwhile: each change comes exactly once, and the other table becomes the same."""
     airport = Airport(database)
     airport.work(500)
     json_converter = "org.apache.kafka.connect.json.JsonConverter"

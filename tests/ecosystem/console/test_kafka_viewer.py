@@ -21,7 +21,7 @@ _HERE = Path(__file__).parent
 
 
 def python_with_viewer() -> Path:
-    """Of an environment of its own."""
+    """Return the Python of an environment with Kafka Viewer."""
     needed = _HERE / "requirements.txt"
 
     def make(folder: Path) -> None:
@@ -40,7 +40,7 @@ def python_with_viewer() -> Path:
 
 
 def page(served: Served, topic: str, folder: Path) -> dict[str, Any]:
-    """What it shows of a topic."""
+    """Return the viewer's page of a topic."""
     config = folder / "kafka.properties"
     config.write_text(f"kafka.bootstrap.servers={served.address}\n")
     without = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
@@ -51,7 +51,7 @@ def page(served: Served, topic: str, folder: Path) -> dict[str, Any]:
 
 
 def test_its_page_shows_topics_and_records(store: LogStore, served: Served, tmp_path: Path) -> None:
-    """All of them, with where they are; of a topic that the library wrote."""
+    """The page has all topics and records with their positions, also of a topic that the library wrote."""
     store.create_topic("other")
     store.create_topic("clicks", partitions=2)
     for log in store.topic("clicks").partitions():

@@ -1,4 +1,4 @@
-"""confluent-kafka on a machine where Java has the cores: whoever says nothing for a second is not taken for dead."""
+"""confluent-kafka on a machine where Java uses the cores: a member that is silent for a second stays a member."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class Broker:
             )  # fmt: skip
 
     def wait(self) -> None:
-        """Until it answers."""
+        """Wait until the broker answers."""
         wait_until(self._answers, "Kafka does not start")
 
     def _answers(self) -> bool:
@@ -68,14 +68,14 @@ class Broker:
         return False
 
     def stop(self) -> None:
-        """At once: nobody needs it any more."""
+        """Kill the broker: no test needs it any more."""
         self._process.kill()
         self._process.communicate()
         print(self._log.read_text()[-5000:])
 
 
 class Ran(NamedTuple):
-    """What a command has said."""
+    """The result of a command."""
 
     status: int
     out: str

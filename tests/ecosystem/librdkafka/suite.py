@@ -61,7 +61,7 @@ def _make(folder: Path) -> None:
 
 
 def _make_kafka(folder: Path) -> None:
-    """What the tests take for an installation of Kafka: three of its commands."""
+    """Create three commands that the tests consider an installation of Kafka."""
     classes = class_path(_HERE / "tools")
     programs = sorted((folder / "tests" / "java").glob("*.java"))
     command = ["javac", "-nowarn", "-cp", classes, *map(str, programs)]
@@ -90,7 +90,7 @@ def tests_with_brokers(tests: Path) -> set[str]:
 
 
 def environment(tests: Path, **more: str) -> dict[str, str]:
-    """Of the runner."""
+    """Return the environment of the runner."""
     libraries = f"{tests.parent}/src:{tests.parent}/src-cpp"
     settings = {
         "LD_LIBRARY_PATH": libraries,

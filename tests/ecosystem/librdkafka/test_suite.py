@@ -26,7 +26,7 @@ _TRIES = 3
 
 @pytest.fixture(scope="session")
 def tests() -> Path:
-    """The suite, built."""
+    """Return the folder of the built suite."""
     try:
         return suite()
     except Missing as error:
@@ -37,7 +37,7 @@ def tests() -> Path:
 
 @contextmanager
 def serving(folder: Path, rules: str, *options: str) -> Iterator[str]:
-    """The command, of which topics have four partitions, as the suite's own brokers give them."""
+    """Run the server with four partitions for a topic, like the suite's own brokers, and yield its address."""
     folder.mkdir()
     (folder / "acls").write_text(rules)
     command = [
@@ -57,7 +57,7 @@ def run(
     tests: Path, folder: Path, address: str, number: str, names: Sequence[str], *, scenario: str = "default",
     part: str | None = None, protocol: str | None = None,
 ) -> None:  # fmt: skip
-    """Those of the tests with that number pass."""
+    """Run the tests of that number, and check that the given ones pass."""
     said = ""
     for attempt in range(_TRIES):
         config, report = folder / f"{attempt}.conf", folder / f"{attempt}.json"
@@ -83,7 +83,7 @@ def run(
 
 
 def by_number(names: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Tests of one number run together."""
+    """Group the tests by number: those of one number run together."""
     found = defaultdict(list)
     for name in names:
         found[name.split("_")[0]].append(name)
@@ -98,32 +98,32 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def test_every_test_has_a_verdict(tests: Path) -> None:
-    """One."""
+    """Each test of the suite has exactly one verdict."""
     named = [*PASS, *PASS_WITHOUT_AUTO_CREATE, *REASONS]
     assert sorted(named) == sorted(tests_with_brokers(tests))
 
 
 @pytest.mark.parametrize(("number", "names"), by_number(PASS))
 def test_passes(tests: Path, workers: str, tmp_path: Path, number: str, names: list[str]) -> None:
-    """At three workers."""
+    """The tests pass with three workers."""
     run(tests, tmp_path, workers, number, names)
 
 
 @pytest.mark.parametrize(("number", "names"), by_number(NEW_GROUPS))
 def test_passes_in_new_groups(tests: Path, workers: str, tmp_path: Path, number: str, names: list[str]) -> None:
-    """With `group.protocol=consumer` (KIP-848)."""
+    """The tests pass with `group.protocol=consumer` (KIP-848)."""
     run(tests, tmp_path, workers, number, names, protocol="consumer")
 
 
 def test_passes_without_auto_create(tests: Path, tmp_path: Path) -> None:
-    """At a server that makes no topic by itself."""
+    """The tests pass with a server that does not create topics by itself."""
     with serving(tmp_path / "s", _RULES, "--workers", "3", "--no-auto-create") as address:
         for number, names in by_number(PASS_WITHOUT_AUTO_CREATE):
             run(tests, tmp_path, address, number, names, scenario="noautocreate")
 
 
 def test_administration(tests: Path, tmp_path: Path) -> None:
-    """Part by part, by somebody who may do everything: the rules that are listed are the tests' own."""
+    """Each part passes for a user that may do everything: the rules that are listed are the tests' own."""
     with serving(tmp_path / "s", "super User:ANONYMOUS\n", "--workers", "1") as address:
         for part in ADMIN:
             run(tests, tmp_path, address, "0081", ["0081_admin"], part=part)

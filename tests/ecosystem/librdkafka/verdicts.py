@@ -1,4 +1,4 @@
-"""What of librdkafka's test suite is run, and of each other test why it is not."""
+"""The tests of librdkafka's suite that run here, and for each other test the reason why it does not."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PASS_WITHOUT_AUTO_CREATE: Final = (
     "0045_subscribe_update_topic_remove", "0045_subscribe_update_non_exist_and_partchange", "0107_topic_recreate",
     "0111_delay_create_topics",
 )  # fmt: skip
-"""Those of the scenario ``noautocreate``."""
+"""Tests of the scenario ``noautocreate``."""
 
 ADMIN: Final = _words("""
 do_test_AlterConsumerGroupOffsets do_test_CreateAcls do_test_CreatePartitions do_test_CreateTopics do_test_DeleteAcls
@@ -80,4 +80,4 @@ NEW_GROUPS: Final = _words("""
 0122_buffer_cleaning_after_rebalance 0127_fetch_queue_backoff 0129_fetch_aborted_msgs 0130_store_offsets
 0137_barrier_batch_consume 0140_commit_metadata
 """)
-"""Those with groups, once more with the consumer protocol; two others leave themselves out then."""
+"""Tests with groups, which run again with the consumer protocol; two others skip themselves then."""

@@ -1,4 +1,4 @@
-"""Kafka, and `segmentlog serve` beside it."""
+"""Kafka and `segmentlog serve`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from server.clients.fetching import Missing
 
 @pytest.fixture
 def kafka(tmp_path: Path) -> Iterator[Broker]:
-    """One broker."""
+    """Yield a broker of Kafka."""
     try:
         broker = Broker(tmp_path / "kafka")
     except Missing as missing:

@@ -14,11 +14,11 @@ from server.clients.teller import Start, Teller
 
 PARTITIONS = 3
 AGES_MS = "864000000000"
-"""To be kept so long: records are of 2023."""
+"""Retention that keeps the records: they are of 2023."""
 
 
 def records(begin: int, end: int) -> list[Sent]:
-    """Of every kind: with keys and without, with values and without (tombstones), with headers, some of them null."""
+    """Return records with and without keys, with values and tombstones, with headers, some of them null."""
     return [
         Sent(
             partition=number % PARTITIONS,
@@ -39,7 +39,7 @@ def mirror(start: Start, settings: str, folder: Path) -> Teller:
 
 
 def by_partition(found: Iterable[Got | Sent]) -> dict[int, list[tuple[Any, ...]]]:
-    """All but the offsets."""
+    """Return everything but the offsets, by partition."""
     told: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
     for one in found:
         told[one.partition].append((one.timestamp, one.key, one.value, one.headers))
@@ -47,11 +47,11 @@ def by_partition(found: Iterable[Got | Sent]) -> dict[int, list[tuple[Any, ...]]
 
 
 def once(found: dict[int, list[tuple[Any, ...]]]) -> dict[int, list[tuple[Any, ...]]]:
-    """Without what came again. (Timestamps are unique.)"""
+    """Remove repeated records. (Timestamps are unique.)"""
     return {number: list(dict.fromkeys(told)) for number, told in found.items()}
 
 
 def lags(out: str, groups: Sequence[str]) -> dict[tuple[str, str, str], str]:
-    """By group, topic and partition, as ``kafka-consumer-groups.sh --describe`` tells it."""
+    """Return the lags by group, topic and partition, from the output of ``kafka-consumer-groups.sh --describe``."""
     rows = [line.split() for line in out.splitlines()]
     return {(row[0], row[1], row[2]): row[5] for row in rows if row and row[0] in groups}

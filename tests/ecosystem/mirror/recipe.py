@@ -1,4 +1,4 @@
-"""What a page of docs/ecosystem says to do: files and commands, at the addresses of a test."""
+"""The steps of a page of docs/ecosystem: its files and commands, with the addresses of a test."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Recipe:
         self._blocks = _BLOCK.findall(parts[0])
 
     def files(self) -> list[str]:
-        """What is to be in its files of settings."""
+        """Return the page's files of settings."""
         return [self._here(text) for language, text in self._blocks if language == "properties"]
 
     def commands(self) -> list[list[str]]:
-        """What is to be typed: script, words."""
+        """Return the page's commands: script, words."""
         lines = [line for language, text in self._blocks if language == "sh" for line in text.splitlines()]
         found = [shlex.split(self._here(line).removesuffix("> /dev/null")) for line in lines]
         return [[Path(script).name, *words] for script, *words in found]

@@ -25,13 +25,13 @@ COUNT = 3000
 
 
 def topics(driver: PatientDriver) -> list[str]:
-    """All there are."""
+    """Return the names of all topics."""
     admin = AdminClient({"bootstrap.servers": driver.bootstrap})
     return list(admin.list_topics(timeout=WAIT_S).topics)
 
 
 def copied(driver: PatientDriver, topic: str) -> int:
-    """How many different records have come."""
+    """Return the number of different records that were copied."""
     return len({one.timestamp for one in driver.read(topic, 0, committed=True)}) if topic in topics(driver) else 0
 
 
@@ -39,7 +39,7 @@ def kill_while_copying(
     flows: list[tuple[str, str, PatientDriver, PatientDriver]], settings: str, served: Served, start: Start,
     folder: Path,
 ) -> None:  # fmt: skip
-    """Records, and MirrorMaker and a worker killed while it copies the last of them; at the end it is left at work."""
+    """Write records, and kill MirrorMaker and a worker during the last copies; MirrorMaker runs at the end."""
     for number in range(ROUNDS):
         for topic, _, source, _ in flows:
             source.write(topic, records(number * COUNT, (number + 1) * COUNT))
@@ -52,7 +52,7 @@ def kill_while_copying(
 
 
 def test_both_ways(kafka: Broker, served: Served, tools: Tools, start: Start, tmp_path: Path) -> None:
-    """Topics of either side at the other, under another name: nothing is missing, and in order; groups go on there."""
+    """Topics of each side are copied to the other under another name, complete and in order; groups continue there."""
     kafka.wait()
     recipe = Recipe("mirror.md", "Both ways", {"localhost:9092": served.address, "localhost:9192": kafka.address})
     (settings,) = recipe.files()
@@ -81,7 +81,7 @@ def test_both_ways(kafka: Broker, served: Served, tools: Tools, start: Start, tm
 
 
 def goes_on(target: PatientDriver, copy: str, found: list[Got], read: set[int]) -> None:
-    """The group has a place at the other side: behind it is all that it has not read, and not all there is."""
+    """Check that the group's offsets at the other side come before all unread records, and not before all records."""
     wait_until(lambda: len(target.lag("readers", copy)) == PARTITIONS, f"no position in {copy} came")
     left, ends = target.lag("readers", copy), dict[int, int]()
     for one in found:

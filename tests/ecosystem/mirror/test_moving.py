@@ -26,7 +26,7 @@ def move(
     source: PatientDriver, target: PatientDriver, steps: list[list[str]], settings: str, tools: Tools,
     start: Start, folder: Path, served: Served,
 ) -> None:  # fmt: skip
-    """The steps of the page, while records come."""
+    """Do the steps of the page while records come."""
     describe, count, count_there, describe_there = steps
     source.write(TOPIC, records(0, 1000))
     first = source.consume("readers", TOPIC, 1000)
@@ -36,7 +36,7 @@ def move(
     os.kill(served.workers()[1], signal.SIGKILL)
     source.write(TOPIC, records(3000, 4000))
     assert not copying.has_ended
-    # 2 and 3. What is written last is what groups read last, or positions would have nothing to be translated by.
+    # 2 and 3. The groups must read the records that were written last: MirrorMaker needs them to translate offsets.
     rest = source.consume("readers", TOPIC, 3000)
     assert by_partition(first + rest) == by_partition(records(0, 4000))
     source.consume("others", TOPIC, 4000)
@@ -56,7 +56,7 @@ def move(
 
 
 def run(tools: Tools, command: list[str]) -> str:
-    """What a command of the page says."""
+    """Run a command of the page, and return its output."""
     script, *words = command
     ran = tools.run(SCRIPTS[script], *words)
     assert ran.status == 0, ran.said
@@ -72,7 +72,7 @@ def counted(tools: Tools, command: list[str]) -> int:
 
 @pytest.mark.long(minutes=1.5)
 def test_out(kafka: Broker, served: Served, store: LogStore, tools: Tools, start: Start, tmp_path: Path) -> None:
-    """To a cluster: every record as it was, once, every group where it was, configurations that Kafka knows."""
+    """The cluster then has each record once, each group at its offset, and the configurations that Kafka knows."""
     kafka.wait()
     recipe = Recipe("moving.md", "Out", {"localhost:9092": served.address, "localhost:9192": kafka.address})
     (settings,) = recipe.files()
@@ -92,7 +92,7 @@ def test_out(kafka: Broker, served: Served, store: LogStore, tools: Tools, start
 
 @pytest.mark.ecosystem
 def test_in(kafka: Broker, served: Served, store: LogStore, tools: Tools, start: Start, tmp_path: Path) -> None:
-    """From a cluster: the same, and the library has all of it, positions too."""
+    """From a cluster, the same is true, and the library can use everything, offsets included."""
     kafka.wait()
     addresses = {"localhost:9092": served.address, "localhost:9192": kafka.address}
     (settings,) = Recipe("moving.md", "In", addresses).files()

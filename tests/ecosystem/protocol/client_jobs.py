@@ -1,4 +1,4 @@
-"""What processes do with a server as librdkafka's clients, for checks of what it delivers: they write it down."""
+"""Jobs of processes that use a server through librdkafka, for checks of delivery: they record every step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TRY_S: Final = 0.5
 _STUCK_S: Final = 30.0
 """For a call that does not end; it was told to after `_TRY_S`."""
 _LINGER_S: Final = 0.15
-"""How long what is not committed in the end lies there, for others to find."""
+"""How long records that will be aborted stay visible to readers that may not see them."""
 _FLYING_MAX: Final = 40
 _NETWORK: Final = {
     "reconnect.backoff.ms": 10, "reconnect.backoff.max.ms": 100, "retry.backoff.ms": 20, "retry.backoff.max.ms": 100,
@@ -36,7 +36,7 @@ _SILENT.propagate = False
 
 
 def membership_of(consumer: Consumer) -> tuple[str, int]:
-    """(Member id, generation); ("", -1) of who is none. It is opaque, but here it is opened."""
+    """(Member id, generation) of the opaque metadata; ("", -1) of a consumer that is not a member."""
     packed = consumer.consumer_group_metadata()
     if packed is None:
         return "", -1
@@ -60,7 +60,7 @@ class ClientProcess(Process):
         self._is_held = False
 
     def sizes(self) -> dict[str, int]:
-        """How many partitions topics have; they become more."""
+        """Return the number of partitions of each topic, which grows."""
         changed_ns = os.stat(self.order["sizes"]).st_mtime_ns
         if changed_ns != self._sizes_ns:
             with open(self.order["sizes"]) as file:
@@ -76,7 +76,7 @@ class ClientProcess(Process):
         time.sleep(self.rng.choice((0.02, 0.05, 0.1)))
 
     def ask(self, do: Callable[[], _T]) -> _T:
-        """Again, as long as that may help and this process is not to end."""
+        """Retry while the error allows it and this process need not end."""
         while True:
             try:
                 return do()
@@ -87,7 +87,7 @@ class ClientProcess(Process):
 
     @contextlib.contextmanager
     def meeting(self) -> Iterator[None]:
-        """What a client is told ends what it is at; it begins anew."""
+        """Record an error, which ends the work of the block; the job then starts it again."""
         try:
             yield
         except (KafkaException, BufferError) as error:
@@ -102,7 +102,7 @@ class ClientProcess(Process):
         return Producer({**settings, "enable.idempotence": True}, logger=_SILENT)
 
     def plain(self) -> None:
-        """An idempotent producer, with many records on their way."""
+        """Run an idempotent producer with many records in flight."""
         while not self.stopping:
             with self.meeting():
                 self.produce(self.producer(**{"message.timeout.ms": 20_000}))
@@ -138,7 +138,7 @@ class ClientProcess(Process):
     # ------------------------------------------------------------ transactions
 
     def instance(self, name: str) -> Producer:
-        """Of a transactional id; older ones are fenced when this returns."""
+        """Return a producer of a transactional id; it has fenced older ones when this returns."""
         producer = self.producer(**{
             "transactional.id": name, "transaction.timeout.ms": self.order["transaction_timeout_ms"],
         })  # fmt: skip
@@ -146,7 +146,7 @@ class ClientProcess(Process):
         return producer
 
     def transactions(self) -> None:
-        """Over several topics: every fourth is aborted, after it could be seen for a while."""
+        """Run transactions over several topics; abort every fourth after readers could have seen it for a while."""
         while not self.stopping:
             with self.meeting():
                 producer = self.instance(self.order["name"])
@@ -178,7 +178,7 @@ class ClientProcess(Process):
 
     @contextlib.contextmanager
     def ending_well(self, producer: Producer, txn: str) -> Iterator[None]:
-        """What cannot be committed is aborted; whoever may not even do that begins anew, and does not know."""
+        """Abort a transaction that cannot be committed. After a fatal error its result stays unknown."""
         try:
             yield
         except KafkaException as error:
@@ -199,7 +199,7 @@ class ClientProcess(Process):
         self.say("aborted", txn)
 
     def fence(self) -> None:
-        """A zombie writes on, and commits, while its successor is at work."""
+        """Let a zombie write and commit while its successor works."""
         while not self.stopping:
             with self.meeting():
                 self.outlive()
@@ -229,14 +229,14 @@ class ClientProcess(Process):
         self.commit(successor, new)
 
     def flush(self, producer: Producer) -> None:
-        """Until everything was answered."""
+        """Wait until the broker has answered for all records."""
         while producer.flush(_TRY_S) and not self.stopping:
             pass
 
     # ------------------------------------------------------------ exactly once
 
     def pipeline(self) -> None:
-        """A member of a group: what it is given of one topic it transforms into another, exactly once."""
+        """Copy records from one topic to another as a member of a group, exactly once."""
         while not self.stopping:
             with self.meeting():
                 producer = self.instance(self.order["name"])
@@ -247,7 +247,7 @@ class ClientProcess(Process):
                     consumer.close()
 
     def member(self) -> Consumer:
-        """Of the group, by one of the two protocols."""
+        """Return a member of the group, by one of the two protocols."""
         order = self.order
         settings: dict[str, Any] = {
             **_NETWORK, "bootstrap.servers": order["address"], "group.id": order["group"], "enable.auto.commit": False,
@@ -285,7 +285,7 @@ class ClientProcess(Process):
             if not messages:
                 continue
             if generation < 0 or not member:
-                return  # it was given up, and does not know it yet: its positions would count as nobody's
+                return  # the group removed it, and it does not know yet: its offsets would not count as a member's
             metadata = consumer.consumer_group_metadata()
             self.number += 1
             txn = f"{self.label}/{self.number}"
@@ -315,7 +315,10 @@ class ClientProcess(Process):
 
     @staticmethod
     def seek_back(consumer: Consumer, messages: list[Message]) -> None:
-        """To where these began; what was assigned meanwhile begins at its committed position anyway."""
+        """Seek to the first of these messages.
+
+        Partitions that were assigned meanwhile begin at their committed offset.
+        """
         first: dict[int, Message] = {}
         for one in messages:
             first.setdefault(one.partition(), one)
@@ -332,8 +335,9 @@ class ClientProcess(Process):
             raise
 
     def _hand_in_or_die(self, producer: Producer, behind: list[TopicPartition], metadata: object) -> None:
-        """librdkafka 2.15 may overlook that the coordinator is back, and then no time-out ends this call (its issues
-        5456 and 5511). Somebody would kill it."""
+        """librdkafka 2.15 may overlook that the coordinator is back, and then this call never times out (its issues
+        5456 and 5511). A user would kill the process.
+        """
         watchdog = threading.Timer(_STUCK_S, self._die)
         watchdog.daemon = True
         watchdog.start()
@@ -347,7 +351,7 @@ class ClientProcess(Process):
         os.kill(os.getpid(), signal.SIGKILL)
 
     def hold(self, values: list[str]) -> None:
-        """With a transaction that is open, until the test has done to this process what it will."""
+        """Wait with an open transaction until the test has done its work."""
         self.say("*holding", values)
         while self._is_held and not self.stopping:
             time.sleep(0.005)
@@ -355,7 +359,7 @@ class ClientProcess(Process):
     # ------------------------------------------------------------ reading
 
     def reader(self) -> None:
-        """Writes down everything that it is handed."""
+        """Record everything that a consumer returns."""
         isolation = self.order["isolation"]
         consumer = Consumer({
             **_NETWORK, "bootstrap.servers": self.order["address"], "group.id": self.label, "enable.auto.commit": False,

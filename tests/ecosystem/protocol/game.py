@@ -51,7 +51,7 @@ LIBRARY: list[dict[str, Any]] = [
 
 
 class Game(Cast):
-    """Who plays, and with what."""
+    """The players and their shared state."""
 
     def __init__(
         self, folder: Path, seed: int, nursery: Nursery, *, sabotage: str = "", java: list[str] | None = None,
@@ -82,10 +82,11 @@ class Game(Cast):
         self._told: dict[str, list[checker.Event]] = {}
 
     def _begin_at_the_beginning(self) -> None:
-        """Say it, also of partitions that come later: nobody has to ask where a partition begins.
+        """Commit offset 0 for all partitions, also for later ones, so that no player has to ask where a partition
+        begins.
 
-        librdkafka 2.15 that is answered late, when the question is no longer there, asks once more half a second later,
-        and goes back to the beginning (`rd_kafka_toppar_handle_Offset`, "outdated offset response").
+        If an answer comes too late for its question, librdkafka 2.15 asks again half a second later, and returns to the
+        beginning (`rd_kafka_toppar_handle_Offset`, "outdated offset response").
         """
         positions, topic_id = self.store.groups.committed_offsets, self.store.topic("in").id
         where = {TopicPartition("in", number): 0 for number in range(PARTITIONS_MAX)}
@@ -109,21 +110,21 @@ class Game(Cast):
     # ------------------------------------------------------------ who plays
 
     def enter(self, order: dict[str, Any], **more: Any) -> int:
-        """One more player."""
+        """Start one more player."""
         if order["kind"] == "client" and "name" in order:
             self.ids.add(order["name"])
         topics = self.counts if order.get("reads") == "all" else {topic: self.counts[topic] for topic in TOPICS}
         return self.spawn({**self.shared, **order, "topics": topics, **more})
 
     def players(self, kind: str, job: str = "") -> list[int]:
-        """Those of a kind that run."""
+        """Return the running players of a kind."""
         return [pid for pid, one in self.running.items() if one["kind"] == kind and job in ("", one["job"])]
 
     def label(self, pid: int) -> str:
         return str((self.running.get(pid) or self.stopped[pid])["label"])
 
     def told(self, label: str, *kinds: str) -> list[checker.Event]:
-        """What a player has written down so far, of these kinds."""
+        """Return the events of these kinds that a player has recorded so far."""
         path, events = self.logs / label, self._told.setdefault(label, [])
         if path.exists():
             with open(path, "rb") as file:
@@ -139,7 +140,7 @@ class Game(Cast):
         return self.told(label, *kinds)[0]
 
     def until_all_play(self) -> None:
-        """Of each player something was acknowledged, committed, or handed out."""
+        """Wait until each player had a record acknowledged, committed or returned."""
         for pid in list(self.running):
             self.until_told(self.label(pid), "ok", "acked", "committed", "handed", "owns")
         if self.java is not None:
@@ -154,17 +155,17 @@ class Game(Cast):
         return [one for one in self.told(self.java.label, *kinds) if str(one[1]).startswith(self.java.label + player)]
 
     def group(self) -> SavedGroup:
-        """What its coordinator knows of the group."""
+        """Return the coordinator's state of the group."""
         remote = read_saved_group(FileSystem(), f"{self.path}/{GROUPS_FOLDER}/{folder_name_of(GROUP, 'group')}")
         return remote or SavedGroup()
 
     def say(self, kind: str, *rest: Any) -> None:
-        """In a journal of the game's own."""
+        """Append to the game's own journal."""
         with open(self.logs / "game", "a") as file:
             file.write(json.dumps([kind, "game", *rest]) + "\n")
 
     def tell_sizes(self) -> None:
-        """To all players, how many partitions there are."""
+        """Tell all players the numbers of partitions."""
         draft = self.folder / "sizes.new"
         draft.write_text(json.dumps(self.counts))
         os.replace(draft, self.sizes)
@@ -172,14 +173,14 @@ class Game(Cast):
     # ------------------------------------------------------------ the end
 
     def leave(self, pids: list[int]) -> None:
-        """These go, and it is waited for that."""
+        """Ask these players to end, and wait for them."""
         for pid in pids:
             self.terminate(pid)
         while self.ending:
             self.end(self.ending.pop())
 
     def calm_down(self) -> None:
-        """Nothing is done to anybody any more, and all leave."""
+        """Stop all disturbances, and let all players end."""
         self.server.full.unlink(missing_ok=True)
         self.server.proxy.heal()
         if self.java is not None:
@@ -193,7 +194,7 @@ class Game(Cast):
         return history
 
     def contradictions(self) -> tuple[checker.History, list[str]]:
-        """(What was seen, what of it cannot be)."""
+        """Return (what the players saw, contradictions in it)."""
         self.calm_down()
         began_s = time.monotonic()
         for name in sorted(self.ids):
@@ -234,7 +235,7 @@ class Game(Cast):
             self.say("committed", "end")
 
     def _complete(self) -> checker.Store:
-        """The store, once the pipeline has done all of its work."""
+        """Return the store once the pipeline has done all of its work."""
         protocol = self.rng.choice(("classic", "consumer"))
         order = {"kind": "client", "job": "pipeline", "name": "pipe-0", "protocol": protocol}
         pid = self.enter(order, hurries=True)
@@ -245,7 +246,7 @@ class Game(Cast):
         return settled(self.store, self.counts)
 
     def _is_complete(self) -> bool:
-        """Whether the group stands at the end of its input: behind the last record, if not behind its markers."""
+        """Return whether the group is at the end of its input: after the last record, if not after its markers."""
         committed = self.store.group_offsets.committed(GROUP)
         for log in self.store.topic("in").partitions():
             position = committed.get(TopicPartition("in", log.number))

@@ -29,7 +29,7 @@ class JavaPlayers:
         self.process: subprocess.Popen[str] | None = None
 
     def start(self, seed: int) -> None:
-        """Under another name than the last time."""
+        """Start the players under a new label."""
         self._count += 1
         self.label = f"java{self._count}"
         shared = self._shared
@@ -49,7 +49,7 @@ class JavaPlayers:
         self.be(self.protocol)
 
     def be(self, protocol: str) -> None:
-        """A member by this protocol; "off": none."""
+        """Become a member by this protocol; "off": leave the group."""
         assert self.process is not None
         assert self.process.stdin is not None
         self.protocol = protocol
@@ -65,7 +65,7 @@ class JavaPlayers:
             self.kill()
 
     def kill(self) -> None:
-        """As `kill -9`. Idempotent."""
+        """Kill the players like `kill -9`. Idempotent."""
         if self.process is not None:
             self.process.kill()
             self.process.communicate()

@@ -47,7 +47,7 @@ class LibraryPlayer(LibraryProcess):
 
 
 def make(order: dict[str, Any]) -> Process:
-    """What was ordered."""
+    """Create the process that was ordered."""
     FlaggedDisk(order["store"], order["full"])
     if order["kind"] == "library":
         return LibraryPlayer(order)

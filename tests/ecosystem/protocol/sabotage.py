@@ -27,7 +27,7 @@ _LATE_S: Final = 0.3
 
 
 def forget_a_fence() -> None:
-    """Whoever once was the instance of a name writes on, and ends its transactions."""
+    """Let every former instance of a name write, and end its transactions."""
     real = ProducerStates.admit
 
     def known(self: ServerTransactions, name: str, numbers: ProducerIdAndEpoch) -> TransactionState:
@@ -79,18 +79,18 @@ def acknowledge_before_the_write() -> None:
 
 
 def serve_past_the_last_stable_offset() -> None:
-    """What is not decided yet is read as if it was committed."""
+    """Let committed reads go past the last stable offset."""
     Bounds.end = property(lambda self: self.high_watermark)  # type: ignore[assignment, method-assign]
 
 
 def commit_from_an_old_generation() -> None:
-    """Whoever once was a member commits positions."""
+    """Let every former member commit offsets."""
     for kind in (ClassicGroup, ConsumerGroup):
         kind.may_commit = lambda self, *_, **__: ErrorCode.NONE  # type: ignore[method-assign]
 
 
 def assign_twice() -> None:
-    """In the consumer protocol each member gets everything."""
+    """Assign every partition to each member, in the consumer protocol."""
 
     def assign(
         strategy: str, members: Mapping[str, Iterable[str]], counts: Mapping[str, int], previous: Any
@@ -110,7 +110,7 @@ def assign_twice() -> None:
 
 
 def assign_twice_classic() -> None:
-    """In the classic protocol each member gets what its leader gave to one of them."""
+    """Give each member the partitions of one of them, in the classic protocol."""
     real = ClassicGroup.sync
 
     def sync(
@@ -125,7 +125,7 @@ def assign_twice_classic() -> None:
 
 
 def skip_a_dedupe() -> None:
-    """What is sent once more is appended once more."""
+    """Append a repeated batch again."""
     real = ProducerStates.admit
 
     def admit(self: ProducerStates, stamp: ProducerStamp, count: int, now_ms: int) -> None:

@@ -1,4 +1,4 @@
-"""What is done to a server and those who use it: each returns once it has shown its effect."""
+"""Disturbances of a server and its users: each returns once it has had its effect."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Strikes:
         self.server.proxy.delay_s = 0.0
 
     def lose_answers(self) -> None:
-        """Of what was done: whoever asked has to ask again, and gets the same."""
+        """Lose the answers to requests that succeeded: the clients must repeat them, and get the same result."""
 
         def begin() -> None:
             for api in (PRODUCE, END_TXN, self.rng.choice(OTHER_APIS)):
@@ -110,14 +110,14 @@ class Strikes:
         self._stop("library")
 
     def _stop(self, kind: str) -> None:
-        """Another one takes its place, and its name; some rounds later it goes on for a while."""
+        """Stop a player and start another one with its name; some rounds later the first continues for a while."""
         pid = self.rng.choice(self.game.players(kind))
         order = self.game.running[pid]
         self.game.stop(pid)
         self.game.enter(order)
 
     def wake_some(self) -> None:
-        """Those who were stopped go on, and those who went on before leave."""
+        """Wake stopped players, and end those that were woken before."""
         game = self.game
         game.leave([pid for pid in self._zombies if pid in game.running])
         self._zombies.clear()
@@ -144,7 +144,7 @@ class Strikes:
         java.process.send_signal(signal.SIGCONT)
 
     def fence(self) -> None:
-        """A zombie of a transactional id, and its successor."""
+        """Run a zombie of a transactional id, and its successor."""
         game = self.game
         pid = game.enter({"kind": "client", "job": "fence", "name": "zombie"})
         label = game.label(pid)
@@ -156,7 +156,7 @@ class Strikes:
     # ------------------------------------------------------------ groups
 
     def evict(self, protocol: str = "") -> None:
-        """A member is stopped between its work and its commit; another does the work, and then it goes on."""
+        """Stop a member between its work and its commit, let another member do the work, and wake the first."""
         game = self.game
         self._dismiss_zombies()
         protocol = protocol or self.rng.choice(("classic", "consumer"))
@@ -178,12 +178,12 @@ class Strikes:
         game.leave([pid])
 
     def _has_tried(self, label: str) -> list[str]:
-        """What came of the transaction that a member held."""
+        """Return the events after a member held its transaction."""
         kinds = [str(one[0]) for one in self.game.told(label, "*holding", "*refused", "*met", "*aborts", "committed")]
         return kinds[kinds.index("*holding") + 1 :]
 
     def _done_by_others(self, label: str) -> list[str]:
-        """What other members have committed so far, as often as they have."""
+        """Return the values that other members have committed so far, with repetitions."""
         game = self.game
         labels = [game.label(pid) for pid in game.running if game.running[pid]["job"] == "pipeline"]
         if game.java is not None:
@@ -204,7 +204,7 @@ class Strikes:
             self.game.java.be(self.rng.choice(("classic", "consumer")))
 
     def migrate(self) -> None:
-        """A group of the classic protocol becomes one of the new protocol while it is at work, and goes back."""
+        """Move a working group from the classic protocol to the new one, and back."""
         game = self.game
         self._dismiss_zombies()
         for pid in game.players("client", "pipeline"):
@@ -234,7 +234,7 @@ class Strikes:
         self._zombies.clear()
 
     def hand_over(self) -> None:
-        """The group goes from clients to processes of the library, and back."""
+        """Move the group from clients to processes of the library, and back."""
         game = self.game
         self._dismiss_zombies()
         if game.java is not None:
@@ -255,7 +255,7 @@ class Strikes:
     # ------------------------------------------------------------ topics
 
     def _administer(self, do: Callable[[AdminClient], dict[Any, Any]], is_done: Callable[[], bool]) -> None:
-        """Until it is done: an answer may have been lost, and what was asked for done all the same."""
+        """Repeat a request until it is done: its answer may be lost although it was done."""
         client = AdminClient({
             "bootstrap.servers": self.server.address, "log_level": 0, "socket.timeout.ms": 3000,
             "retry.backoff.ms": 20, "reconnect.backoff.max.ms": 100,
@@ -297,7 +297,7 @@ class Strikes:
         self.game.seen["config altered"] += 1
 
     def delete_records(self) -> None:
-        """Of what is decided, some; what it was is written down before."""
+        """Delete some of the decided records, and record them before."""
         game = self.game
         partition = self.rng.randrange(game.counts["other"])
         log = game.store.topic("other").partition(partition)
@@ -320,11 +320,11 @@ STRIKES: Final = (
     "add_partitions", "alter_config", "delete_records",
 )  # fmt: skip
 RARE: Final = {"kill_server", "evict", "migrate", "hand_over", "kill_java", "stop_java", "regroup"}
-"""Those that take a second or two: once each, and then in every tenth round."""
+"""Kinds that take a second or two: each once, and then in every tenth round."""
 
 
 def play(game: Game, rounds: int) -> None:
-    """All kinds, in some order, and then again and again."""
+    """Use all kinds in some order, and then repeat."""
     strikes = Strikes(game)
     kinds = [*STRIKES, *(("kill_java", "stop_java") if game.java is not None else ())]
     often = [one for one in kinds if one not in RARE]

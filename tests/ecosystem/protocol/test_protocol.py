@@ -30,14 +30,14 @@ _PLAYER = Path(__file__).with_name("player.py")
 
 @pytest.fixture(scope="module")
 def nursery() -> Iterator[Nursery]:
-    """One for all tests."""
+    """Yield one nursery for all tests."""
     made = Nursery(_PLAYER)
     yield made
     made.close()
 
 
 def java() -> list[str] | None:
-    """How Java's clients are started; None where they cannot be had."""
+    """Return the command of Java's clients, or None if they are not available."""
     try:
         return java_command("Players", project=PROJECT)
     except Missing as error:
@@ -49,7 +49,7 @@ def java() -> list[str] | None:
 
 @pytest.mark.long(minutes=1)
 def test_nothing_is_lost_doubled_or_torn(tmp_path: Path, nursery: Nursery) -> None:
-    """Whatever is done to workers, clients, connections, the disk and topics."""
+    """No disturbance of workers, clients, connections, the disk or topics breaks a guarantee."""
     command = java()
     games = -(-ROUNDS // ROUNDS_OF_A_GAME)
     for number, seed in enumerate(islice(endless("protocol"), games) if games > 1 else [fresh_seed()]):

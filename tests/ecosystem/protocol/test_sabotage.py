@@ -1,4 +1,4 @@
-"""The check of `test_protocol` is no formality: six ways to break a server, and each is found out."""
+"""The check of `test_protocol` detects six broken servers."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ Play = Callable[[Game, Strikes], object]
 
 @pytest.fixture(scope="module")
 def nursery() -> Iterator[Nursery]:
-    """One for all tests."""
+    """Yield one nursery for all tests."""
     made = Nursery(_PLAYER)
     yield made
     made.close()
 
 
 def found(tmp_path: Path, nursery: Nursery, sabotage: str, orders: list[dict[str, Any]], play: Play) -> set[str]:
-    """The kinds of contradictions that a game ends with; "twice" of what went through the pipeline more than once."""
+    """Return the kinds of contradictions at the end of a game; "twice" if the pipeline repeated a value."""
     with Game(tmp_path / "game", 1, nursery, sabotage=sabotage, patience_s=_PATIENCE_S) as game:
         for order in orders:
             game.enter(order)
@@ -36,7 +36,7 @@ def found(tmp_path: Path, nursery: Nursery, sabotage: str, orders: list[dict[str
         play(game, Strikes(game))
         _, wrong = game.contradictions()
         print("\n".join(wrong[:20]))
-        # That a pipeline has not come to its end is no sign: it was given little time.
+        # An incomplete pipeline is not a sign: it had little time.
         return {line.split(":")[0] for line in wrong} | {"twice" for line in wrong if "went through 2 times" in line}
 
 
@@ -49,7 +49,7 @@ def _kill_after_an_acknowledgement(game: Game, strikes: Strikes) -> None:
 
 
 def _read_what_is_aborted(game: Game, strikes: Strikes) -> None:
-    """Until that has happened: in a server that is as it should be, for ever."""
+    """Wait until a reader gets an aborted record; with a correct server this never ends."""
     (writer,), (reader,) = game.players("client", "transactions"), game.players("client", "reader")
 
     def has_read() -> bool:
@@ -61,7 +61,7 @@ def _read_what_is_aborted(game: Game, strikes: Strikes) -> None:
 
 
 def _own_together(game: Game, strikes: Strikes) -> None:
-    """Until both members have the same partition in one generation: in a server that is as it should be, for ever."""
+    """Wait until both members own a partition in one generation; with a correct server this never ends."""
     first, second = (game.label(pid) for pid in game.players("client", "pipeline"))
 
     def owned(label: str) -> set[tuple[Any, ...]]:
@@ -85,7 +85,7 @@ def test_a_forgotten_fence_is_caught(tmp_path: Path, nursery: Nursery) -> None:
 
 
 def test_an_acknowledgement_before_the_write_is_caught(tmp_path: Path, nursery: Nursery) -> None:
-    """What was acknowledged is gone with the worker."""
+    """An acknowledged record is gone with its worker."""
     assert "lost" in found(tmp_path, nursery, "early", [PLAIN], _kill_after_an_acknowledgement)
 
 
@@ -100,7 +100,7 @@ def test_a_commit_from_an_old_generation_is_caught(tmp_path: Path, nursery: Nurs
     orders = [PLAIN, {**FIRST, "protocol": protocol}]
 
     def evict(game: Game, strikes: Strikes) -> None:
-        """Where all is slow its transaction may have been aborted for its age: then once more."""
+        """Repeat the eviction if a slow machine aborted the transaction for its age."""
         for _ in range(5):
             before = game.seen["member fenced"]
             strikes.evict(protocol)
@@ -120,11 +120,11 @@ def _made(folder: Path) -> Path:
 def test_a_partition_that_is_assigned_twice_is_caught(
     tmp_path: Path, nursery: Nursery, protocol: str, sabotage: str
 ) -> None:
-    """Two members of one generation read it."""
+    """Two members read it in one generation."""
     orders = [{**one, "protocol": protocol} for one in (FIRST, SECOND)]
     assert "owners" in found(tmp_path, nursery, sabotage, [PLAIN, *orders], _own_together)
 
 
 def test_a_skipped_dedupe_is_caught(tmp_path: Path, nursery: Nursery) -> None:
-    """What a producer sends again, as the answer was lost, is there twice."""
+    """A record that a producer sent again, because the answer was lost, is in the log twice."""
     assert "doubled" in found(tmp_path, nursery, "dedupe", [PLAIN], _lose_answers)

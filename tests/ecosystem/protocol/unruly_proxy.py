@@ -72,7 +72,7 @@ class UnrulyProxy:
         self.targets: list[int] = []
         """Where they lead."""
         self.delay_s = 0.0
-        """Up to so long every piece takes, in either direction."""
+        """The longest delay of a piece, in either direction."""
         self.seen: Counter[str] = Counter()
         """Connections that were "cut", pieces that were "delayed", answers that were "lost"."""
         self._lost: Counter[int] = Counter()
@@ -84,7 +84,7 @@ class UnrulyProxy:
         self._thread.start()
 
     def close(self) -> None:
-        """Cut everybody."""
+        """Cut all connections."""
         self._loop.call_soon_threadsafe(self._is_over.set)
         self._thread.join()
         self._loop.close()
@@ -92,15 +92,15 @@ class UnrulyProxy:
     # ------------------------------------------------------------ what is done to connections
 
     def cut(self, share: float = 1.0) -> None:
-        """So many of all connections, at once and in the middle of whatever they are at."""
+        """Cut a share of all connections at once, whatever they are doing."""
         self._do(lambda: self._cut(share))
 
     def lose_answers(self, api: int, count: int) -> None:
-        """Of the next requests of this kind the server gets, and answers, the answers are lost, and the connections."""
+        """Let the server answer the next requests of this kind, but lose the answers and the connections."""
         self._do(lambda: self._lost.update({api: count}))
 
     def heal(self) -> None:
-        """From now on it is a good network."""
+        """Become a good network."""
         self.delay_s = 0.0
         self._do(self._lost.clear)
 

@@ -37,7 +37,7 @@ class UnrulyServer:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Until every worker serves."""
+        """Start the server, and wait until every worker serves."""
         self.pids = []
         with open(self.log, "a") as log:
             self._process = subprocess.Popen(
@@ -57,12 +57,12 @@ class UnrulyServer:
             self.pids = [int(word) for word in line.split()]
 
     def kill_worker(self, pid: int) -> None:
-        """Another one takes its place."""
+        """Kill a worker, and wait for its successor."""
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: pid not in self.pids, "the worker was not started again")
 
     def kill(self) -> None:
-        """All of it, as `kill -9`; the workers first, so that none of them ends well."""
+        """Kill all processes like `kill -9`; the workers first, so that none of them ends cleanly."""
         assert self._process is not None
         os.kill(self._process.pid, signal.SIGSTOP)  # or it would start others
         for pid in self.pids:
@@ -81,7 +81,7 @@ class UnrulyServer:
         self._process = None
 
     def close(self) -> None:
-        """As Ctrl-C, if it is still there."""
+        """Interrupt the server like Ctrl-C, if it runs."""
         if self._process is not None:
             for pid in self.pids:
                 with contextlib.suppress(ProcessLookupError):

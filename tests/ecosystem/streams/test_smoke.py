@@ -42,7 +42,7 @@ _WORKERS = 3
 _SETTINGS = {
     "processing.guarantee": "exactly_once_v2",
     "commit.interval.ms": 400,
-    # Of one that is killed, the other waits for the end of its transaction, and of its session.
+    # After a kill, the other processor waits for the end of the transaction and of the session.
     "producer.transaction.timeout.ms": 4000,
     "main.consumer.session.timeout.ms": 4000,
     "main.consumer.heartbeat.interval.ms": 500,
@@ -55,7 +55,7 @@ _END_S = 900.0
 
 @pytest.fixture
 def served(store: LogStore, tmp_path: Path) -> Iterator[Served]:
-    """By three workers, at ports that they have again when they are started again."""
+    """Yield a server with three workers on fixed ports, which they keep after a restart."""
     served = Served(Path(store.path), tmp_path / "served.log", free_ports(1 + _WORKERS))
     yield served
     served.stop()
@@ -93,11 +93,11 @@ class Processors:
         )
 
     def wait(self) -> None:
-        """Until both of them work."""
+        """Wait until both processors work."""
         wait_until(lambda: self.look() or all(map(_has_started, self._running.values())), "a processor does not start")
 
     def kill(self, name: str) -> None:
-        """As `kill -9`, while transactions are open."""
+        """Kill a processor like `kill -9`, during open transactions."""
         one, ends_s = self._running[name], time.monotonic() + 60
         while True:
             one.stop()
@@ -109,7 +109,7 @@ class Processors:
             time.sleep(0.05)
 
     def look(self) -> None:
-        """None of them has given up."""
+        """Check that no processor has given up."""
         for name, one in self._running.items():
             told = list(one.told)
             # "...: Didn't start in one minute" is none: it does start, and a machine may be slow.
@@ -123,7 +123,7 @@ def _has_started(one: Teller) -> bool:
 
 
 def _written(driver: Teller) -> int:
-    """How many records the driver says it has written."""
+    """Return the number of records that the driver reports as written."""
     found = [re.search(r" (\d+) records produced", line) for line in driver.told]
     return max((int(one[1]) for one in found if one), default=0)
 
@@ -131,7 +131,7 @@ def _written(driver: Teller) -> int:
 @pytest.mark.long(minutes=1.7)
 @pytest.mark.usefixtures("java")
 def test_smoke(store: LogStore, served: Served, start: Start, tmp_path: Path) -> None:
-    """Whatever is killed, each record counts once: Kafka's verifier finds all results right."""
+    """Processors and workers are killed, and each record counts once: Kafka's verifier finds all results right."""
     for topic in _TOPICS:
         store.create_topic(topic, partitions=_PARTITIONS)
     processors = Processors(store, served, start, tmp_path)
@@ -170,5 +170,5 @@ def test_smoke(store: LogStore, served: Served, start: Start, tmp_path: Path) ->
 
 
 def test_the_topics_are_those_of_the_smoke_test() -> None:
-    """Fifteen, each once."""
+    """The test uses fifteen topics, each once."""
     assert len(set(_TOPICS)) == len(_TOPICS) == 15

@@ -1,6 +1,6 @@
-"""Kafka Streams, exactly once: killed in the middle of transactions, and the server's workers under it.
+"""Kafka Streams, exactly once: instances and workers of the server are killed during transactions.
 
-What it writes is compared with plain Python: each flight counts once, and each change of a sum is seen once.
+The results are compared with plain Python: each flight counts once, and each change of a sum appears once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SETTINGS = {
     "application.id": _NAME,
     "processing.guarantee": "exactly_once_v2",
     "commit.interval.ms": 400,
-    # Of one that is killed, others wait for the end of its transaction, and of its session.
+    # After a kill, others wait for the end of the transaction and of the session.
     "producer.transaction.timeout.ms": 4000,
     "main.consumer.session.timeout.ms": 4000,
     "main.consumer.heartbeat.interval.ms": 500,
@@ -69,7 +69,7 @@ class Work:
             producer.send_many("planes", list(self._planes.values()), tails, timestamps=stamps)
 
     def feed(self, count: int) -> None:
-        """So many flights more, if there are."""
+        """Send up to ``count`` more flights."""
         part = self._flights[self._fed : self._fed + count]
         self._fed += len(part)
         if part:
@@ -79,7 +79,7 @@ class Work:
                 producer.send_many("flights", list(values), keys, timestamps=list(stamps))
 
     def start(self, name: str, more: dict[str, str] | None = None, *, dies_at: int | None = None) -> Teller:
-        """An instance, in the folder of that name; it may die by itself, when it is to commit once more than that."""
+        """Start an instance in the folder of that name. With ``dies_at``, it dies at the commit after that many."""
         settings = {
             **_SETTINGS, "bootstrap.servers": self._served.address, "state.dir": self._folder / name,
             "num.standby.replicas": self._standbys, **(more or {}),
@@ -98,7 +98,7 @@ class Work:
         return self.apps[name]
 
     def come_into_the_middle(self) -> None:
-        """Until it has committed something, is at work, and has a transaction open while flights come."""
+        """Wait until an instance has committed, works, and has an open transaction while flights come."""
 
         def is_there() -> bool:
             self.feed(5)
@@ -109,7 +109,7 @@ class Work:
         wait_until(is_there, f"it has no transaction: {self._told()}")
 
     def kill(self, name: str) -> None:
-        """An instance as `kill -9`, in the middle of a transaction: that is certain, since it was stopped before."""
+        """Kill an instance like `kill -9`, during a transaction: it is stopped first, so the moment is certain."""
         app, ends_s = self.apps[name], time.monotonic() + 120
         while True:
             assert time.monotonic() < ends_s, "it is never in the middle"
@@ -124,7 +124,7 @@ class Work:
             app.go_on()
 
     def wait_for_death(self, name: str) -> None:
-        """Of an instance that dies by itself, between the positions and the end of a transaction."""
+        """Wait for an instance that dies by itself, between the offsets and the end of a transaction."""
         app = self.apps.pop(name)
 
         def has_ended() -> bool:
@@ -137,12 +137,12 @@ class Work:
         self.torn += 1
 
     def kill_worker(self, number: int) -> None:
-        """One of the server's, in the middle of a transaction."""
+        """Kill a worker of the server during a transaction."""
         self.come_into_the_middle()
         self._kill_worker(number)
 
     def kill_worker_under_restoring(self, name: str, number: int) -> None:
-        """One of the server's, while an instance reads changelogs."""
+        """Kill a worker of the server while an instance reads changelogs."""
         app = self.apps[name]
         wait_until(lambda: any(line.startswith("restoring") for line in app.told), "it restores nothing")
         self._kill_worker(number)
@@ -155,7 +155,7 @@ class Work:
         )
 
     def finish(self, within_s: float) -> None:
-        """The rest of the flights, until all of them are done."""
+        """Send the remaining flights, and wait until all of them are processed."""
         self.feed(len(self._flights))
         expected = delays_of(self._flights)
         count = sum(map(len, expected.values()))
@@ -170,7 +170,7 @@ class Work:
             wait_until(lambda topic=topic: not open_transactions(self._store, topic), "a transaction stays open")
 
     def check(self) -> None:
-        """All that it wrote, as others see it, is what plain Python makes of the flights; nothing is there twice."""
+        """Check that all results are those of plain Python, and that none is there twice."""
         delays, flown = (self._seen(topic) for topic in ("delays", "flown"))
         assert Counter(_flown(row) for row in flown) == flown_of(self._flights, self._planes)
         told: dict[str, list[str]] = defaultdict(list)
@@ -191,7 +191,7 @@ class Work:
         print(f"{self.torn} torn, {hidden} records hidden, {restored} restored")
 
     def look(self) -> None:
-        """None of them has ended, or says that it has to."""
+        """Check that no instance has ended, or reports that it must."""
         for app in self.apps.values():
             assert not app.has_ended, app.told
             assert not [line for line in app.told if line[0] == "!"], app.told
@@ -246,7 +246,7 @@ def test_exactly_once(store: LogStore, served: Served, start: Start, tmp_path: P
 @pytest.mark.ecosystem
 @pytest.mark.usefixtures("java")
 def test_a_year(store: LogStore, served: Served, start: Start, tmp_path: Path) -> None:
-    """All flights of 2013 by two instances, state on disk, with standbys: whatever is at work is killed in turn."""
+    """Two instances with state on disk and standbys process all flights of 2013; each of them is killed in turn."""
     work = Work(store, served, start, tmp_path, flights_of_2013(), on_disk=True, standbys=1)
     for name in "ab":
         work.start(name)
@@ -266,7 +266,7 @@ def test_a_year(store: LogStore, served: Served, start: Start, tmp_path: Path) -
 @pytest.mark.ecosystem
 @pytest.mark.usefixtures("java")
 def test_groups_of_the_streams_protocol(store: LogStore, served: Served, start: Start, tmp_path: Path) -> None:
-    """There are none: an application that asks for them says so and ends, rather than to wait for ever."""
+    """The server does not support it: an application that asks for it reports that and ends, and does not hang."""
     work = Work(store, served, start, tmp_path, flights_of_2013(100), on_disk=False)
     work.feed(100)
     app = work.start("a", {"group.protocol": "streams"})

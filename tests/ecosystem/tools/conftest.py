@@ -17,7 +17,7 @@ from segmentlog.store import LogStore
 
 @pytest.fixture(scope="session")
 def tools() -> Iterator[Tools]:
-    """All of it."""
+    """Yield all of Kafka's tools."""
     try:
         tools = Tools()
     except Missing as missing:
@@ -33,7 +33,7 @@ Command = Callable[..., str]
 
 @pytest.fixture
 def served(store: LogStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
-    """It has nothing to complain of: no request that it cannot read, no connection cut off, no error of its own."""
+    """Yield a server whose log must stay clean: without unreadable requests, cut connections or errors of its own."""
     monkeypatch.setenv("SERVED_LOG", "INFO")
     log = tmp_path / "served.log"
     served = Served(Path(store.path), log)
@@ -58,7 +58,7 @@ def ask(tools: Tools, served: Served) -> Callable[..., Ran]:
 
 @pytest.fixture
 def do(ask: Callable[..., Ran]) -> Command:
-    """One that succeeds: what it prints."""
+    """Return a function that runs a command, checks that it succeeds, and returns its output."""
 
     def do(main: str, *words: Any, stdin: str = "") -> str:
         ran = ask(main, *words, stdin=stdin)
@@ -70,7 +70,7 @@ def do(ask: Callable[..., Ran]) -> Command:
 
 @pytest.fixture
 def refuse(ask: Callable[..., Ran]) -> Command:
-    """One that does not: all it says."""
+    """Return a function that runs a command, checks that it fails, and returns all of its output."""
 
     def refuse(main: str, *words: Any, stdin: str = "") -> str:
         ran = ask(main, *words, stdin=stdin)

@@ -1,4 +1,4 @@
-"""What tools ask about a cluster: its workers, and much that there is none of here."""
+"""Requests of tools about a cluster: its workers, and many features that this server lacks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STREAMS = "org.apache.kafka.tools.streams.StreamsGroupCommand"
 
 
 def test_workers(do: Command, served: Served) -> None:
-    """Each is a broker, with the same id of the cluster and the same requests."""
+    """Each worker is a broker, with the same cluster id and the same requests."""
     (cluster,) = do("ClusterTool", "cluster-id").splitlines()
     assert cluster.startswith("Cluster ID: ")
     rows = [line.split() for line in do("ClusterTool", "list-endpoints").splitlines()[1:]]
@@ -34,7 +34,7 @@ def test_workers(do: Command, served: Served) -> None:
 
 
 def test_features(do: Command, refuse: Command) -> None:
-    """One is told, transactions with an epoch each; none can be changed."""
+    """The server has one feature, which gives each transaction an epoch; features cannot be changed."""
     told = do("FeatureCommand", "describe").splitlines()
     assert [line.split()[1] for line in told] == ["transaction.version"]
     assert "FinalizedVersionLevel: 2" in told[0]
@@ -45,7 +45,7 @@ def test_features(do: Command, refuse: Command) -> None:
 
 
 def test_sizes(do: Command, store: LogStore) -> None:
-    """Each partition once, at the worker that leads it, with the bytes that it has."""
+    """Each partition is listed once, at the worker that leads it, with its size."""
     store.create_topic("t", 4)
     do("ConsoleProducer", "--topic", "t", stdin="value\n")
     *_, line = do("LogDirsCommand", "--describe", "--topic-list", "t").splitlines()
@@ -61,7 +61,7 @@ def test_sizes(do: Command, store: LogStore) -> None:
 
 
 def test_moves(do: Command, refuse: Command, store: LogStore, tmp_path: Path) -> None:
-    """There is nowhere to move anything: a plan is made, and found to be done or not; it cannot be carried out."""
+    """Partitions cannot be moved: a plan is created, and reported as done or not, but cannot be carried out."""
     store.create_topic("t", 1)
     topics, plan = tmp_path / "topics.json", tmp_path / "plan.json"
     topics.write_text('{"topics":[{"topic":"t"}],"version":1}')
@@ -100,12 +100,12 @@ def test_what_is_not_there(ask: Callable[..., Ran], store: LogStore) -> None:
     ):
         ran = ask(main, *words)
         assert f"The node does not support {missing}" in ran.said
-        # Of a group of shares, it ends as if all were well; so it does with Kafka.
+        # For a share group, the tool ends as if it had succeeded, as it does with Kafka.
         assert ran.status == (0 if main == SHARE and "--describe" in words else 1)
 
 
 def test_other_groups(do: Command) -> None:
-    """There are none for which the server keeps shares, or tasks of Streams."""
+    """The server has no share groups and no groups of Streams tasks."""
     for main in (SHARE, STREAMS):
         assert do(main, "--list").strip() == ""
     said = do(SHARE, "--delete", "--group", "s")
@@ -128,7 +128,7 @@ def test_rules_are_made(tools: Tools, tmp_path: Path) -> None:
 
 
 def test_rules(refuse: Command) -> None:
-    """Without --acls nobody is refused anything, and there is nothing to be told or made."""
+    """Without --acls everything is allowed, and rules can be neither listed nor created."""
     disabled = "SecurityDisabledException: No Authorizer is configured: segmentlog serve --acls FILE"
     assert disabled in refuse("AclCommand", "--list")
     rule = ("--allow-principal", "User:a", "--operation", "read", "--topic", "t")
@@ -137,7 +137,7 @@ def test_rules(refuse: Command) -> None:
 
 
 def test_what_cannot_be_altered(refuse: Command, tmp_path: Path) -> None:
-    """Clients send no telemetry, and nobody gets in with a token."""
+    """Clients send no telemetry, and tokens do not authenticate."""
     said = refuse("ClientMetricsCommand", "--alter", "--name", "m", "--interval", 1000)
     assert "only topics and groups can be altered; set the server's settings on its command line" in said
     config = tmp_path / "admin.properties"

@@ -30,7 +30,7 @@ def client(served: Served, store: LogStore) -> PatientDriver:
 
 
 def rows(out: str) -> list[list[str]]:
-    """Of a table, without its head, sorted."""
+    """Return the sorted rows of a table without its head."""
     return sorted(line.split() for line in out.splitlines() if line.startswith(("g ", "new ", "local ")))
 
 
@@ -56,7 +56,7 @@ def test_listed_and_described(client: PatientDriver, do: Command, store: LogStor
 
 
 def test_reset(client: PatientDriver, do: Command, store: LogStore, tmp_path: Path) -> None:
-    """In each way there is; partition 0 begins at 2. What is told is done, and the library goes on there."""
+    """Each way of a reset has the reported effect, and the library continues there; partition 0 begins at 2."""
     client.trim("t", 0, 2)
     (tmp_path / "plan.csv").write_text("t,0,3\nt,1,4\n")
     before = (10, 10)
@@ -85,19 +85,19 @@ def test_reset(client: PatientDriver, do: Command, store: LogStore, tmp_path: Pa
 
 
 def positions(store: LogStore) -> tuple[int, ...]:
-    """Of g, as the library has them, by partition."""
+    """Return the offsets of g by partition, as the library has them."""
     found = {where.partition: position.offset for where, position in store.group_offsets.by_topic_id("g").items()}
     return tuple(found[number] for number in sorted(found))
 
 
 def test_a_new_group_can_be_given_positions(client: PatientDriver, do: Command) -> None:
-    """Before there are members."""
+    """This works before the group has members."""
     said = do(GROUPS, "--reset-offsets", "--group", "new", "--topic", "t:1", "--to-latest", "--execute")
     assert rows(said) == [["new", "t", "1", "10"]]
 
 
 def test_a_group_at_work(client: PatientDriver, do: Command, start: Start) -> None:
-    """It is told who has what; its positions are not reset, and it is not deleted."""
+    """The tools show its members and partitions; its offsets are not reset, and the group is not deleted."""
     member = start(client.member("g", "t"))
     wait_until(lambda: "Stable" in do(GROUPS, "--list", "--state"), "it did not join")
     wait_until(lambda: len(rows(do(GROUPS, "--describe", "--group", "g"))) == 2, "no positions")
@@ -128,5 +128,5 @@ def test_deleted(client: PatientDriver, do: Command) -> None:
 
 
 def test_expressions(do: Command) -> None:
-    """They are tried by the tool itself."""
+    """The tool itself applies them."""
     assert do(GROUPS, "--validate-regex", "a.*") == "The regular expression `a.*` is valid.\n"

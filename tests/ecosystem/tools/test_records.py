@@ -20,7 +20,7 @@ OFFSETS = "GetOffsetShell"
 
 
 def test_the_console(do: Command, store: LogStore) -> None:
-    """What is typed is what is printed, and what the library reads: keys, headers, nulls, with either protocol."""
+    """The consumer and the library get the typed keys, headers and nulls, with either protocol."""
     store.create_topic("t", 1)
     told = "h:a,i:b\tkey\tvalue\nh:c\tNULL\tvalue\nh:d\tkey\tNULL\n"
     reading = [word for one in ("parse.key=true", "parse.headers=true", "null.marker=NULL")
@@ -65,7 +65,7 @@ def test_offsets(do: Command, store: LogStore, tmp_path: Path) -> None:
 
 
 def test_records_are_deleted(do: Command, store: LogStore, tmp_path: Path) -> None:
-    """Up to an offset, or to the end; not beyond it, and not in a topic that is only compacted."""
+    """Records are deleted up to an offset or the end, but not beyond it, and not in a topic that is only compacted."""
     store.create_topic("t", 2)
     store.create_topic("compacted", 1, config={"cleanup.policy": "compact"})
     with store.producer() as producer:
@@ -87,7 +87,7 @@ def test_records_are_deleted(do: Command, store: LogStore, tmp_path: Path) -> No
 
 
 def test_what_measures_and_verifies(do: Command, store: LogStore) -> None:
-    """All that is sent comes: plain, in transactions, one by one."""
+    """All records arrive: plain, in transactions, and one by one."""
     store.create_topic("t", 2)
     load = ("--topic", "t", "--num-records", 1000, "--record-size", 100, "--throughput", -1)
     assert do("ProducerPerformance", *load).splitlines()[-1].startswith("1000 records sent, ")
@@ -112,7 +112,7 @@ def test_what_measures_and_verifies(do: Command, store: LogStore) -> None:
 
 
 def test_files_are_not_kafkas(do: Command, tools: Tools, store: LogStore) -> None:
-    """kafka-dump-log.sh cannot read a segment, says so and changes nothing; `segmentlog dump` can."""
+    """kafka-dump-log.sh reports that it cannot read a segment, and leaves it unchanged; `segmentlog dump` can."""
     store.create_topic("t", 1)
     do("ConsoleProducer", "--topic", "t", stdin="value\n")
     (log,) = Path(store.path, "t", "0").glob("*.log")

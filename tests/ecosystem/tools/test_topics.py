@@ -58,14 +58,14 @@ def test_configurations_of_topics(do: Command, refuse: Command, store: LogStore)
     assert "  retention.ms=604800000 sensitive=false synonyms={DEFAULT_CONFIG:retention.ms=604800000}" in every
     said = refuse(CONFIGS, "--alter", "--topic", "t", "--add-config", "max.message.bytes=2147483647")
     assert "max.message.bytes = '2147483647' is not valid: a size from 1B to 512MiB" in said
-    # As Kafka: nothing is set under that name, nor will there be.
+    # As in Kafka: the key has no value, and will never have one.
     do(CONFIGS, "--alter", "--topic", "t", "--delete-config", "remote.log.copy.disable")
     do(CONFIGS, "--alter", "--topic", "t", "--add-config", "local.retention.ms=60000")
     assert store.topic("t").config.local_retention_ms == 60_000
 
 
 def test_configurations_of_brokers(do: Command, refuse: Command) -> None:
-    """They are told, and not altered: they are what the command line said."""
+    """The tools show them, and cannot change them: they come from the command line."""
     every = do(CONFIGS, "--describe", "--entity-type", "brokers", "--all")
     for number in (1, 2, 3):
         assert f"All configs for broker {number} are:\n" in every
@@ -79,7 +79,7 @@ def test_configurations_of_brokers(do: Command, refuse: Command) -> None:
 
 
 def test_configurations_of_groups(do: Command, refuse: Command) -> None:
-    """Of those of the consumer protocol: set, told, taken back; what a group does not have is refused."""
+    """Configurations of the consumer protocol can be set, shown and reset; other keys are refused."""
     group = ("--group", "g")
     do(CONFIGS, "--alter", *group, "--add-config", "consumer.session.timeout.ms=50000")
     assert "  consumer.session.timeout.ms=50000 " in do(CONFIGS, "--describe", *group)

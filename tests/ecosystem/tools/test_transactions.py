@@ -27,17 +27,17 @@ class Work:
         self._producers[0].flush(WAIT_S)
 
     def commit(self) -> None:
-        """Raises what it is told."""
+        """Commit, and raise the error of the commit."""
         self._producers[0].commit_transaction(WAIT_S)
 
     def close(self) -> None:
-        """A producer of confluent-kafka ends when nobody has it any more."""
+        """Drop the producer: a producer of confluent-kafka ends with its last reference."""
         self._producers.clear()
 
 
 @pytest.fixture
 def work(served: Served, store: LogStore) -> Iterator[Work]:
-    """At work."""
+    """Yield a producer at work."""
     store.create_topic("t", 2)
     work = Work(served.address)
     yield work
@@ -45,7 +45,7 @@ def work(served: Served, store: LogStore) -> Iterator[Work]:
 
 
 def rows(out: str) -> list[list[str]]:
-    """Of a table, without its head."""
+    """Return the rows of a table without its head."""
     return [line.split() for line in out.splitlines()[1:]]
 
 
@@ -77,7 +77,7 @@ def test_told(work: Work, do: Command, refuse: Command) -> None:
     ids=["abort", "terminate"],
 )
 def test_ended(how: tuple[object, ...], state: str, work: Work, do: Command, store: LogStore) -> None:
-    """By what it has open in a partition, or by its name: its producer is fenced, nobody sees what it wrote."""
+    """Aborted by its partition or by its name: the producer is fenced, and readers get none of its records."""
     do(TRANSACTIONS, *how)
     ((_, _, _, found),) = rows(do(TRANSACTIONS, "list"))
     assert found == state

@@ -169,7 +169,7 @@ def test_records_are_found_from_any_place(ui: Callable[[str], Page]) -> None:
      ("at=key&where=nobody", "where")],
 )  # fmt: skip
 def test_what_cannot_be_looked_for_is_told_beside_its_field(opened: LogStore, query: str, where: str) -> None:
-    """An invalid field has an error beside it and keeps its text."""
+    """An invalid field keeps its text and shows an error next to it."""
     with Client(HttpContext(opened)) as client:
         answer = client.get(f"/ui/topics/orders/records?{query}")
     assert answer.status_code == 422
@@ -356,7 +356,7 @@ def test_the_same_on_the_command_line_is_the_same(
     printed = {(str(one["partition"]), str(one["offset"])) for one in found}
     assert shown <= printed
     per_partition = Counter(partition for partition, _ in printed)
-    # A page has so many records of all partitions together; `tail -n` and `--from -N` of each.
+    # A page limits the records of all partitions together; `tail -n` and `--from -N` limit those of each partition.
     assert printed == shown or (("at=end" in query or "at=" not in query) and len(per_partition) > 1)
 
 

@@ -303,7 +303,7 @@ def _begin_endless_body(
 def test_what_is_kept_of_a_body_has_a_bound_for_all_of_them(
     store: LogStore, serve: Callable[..., HttpServer], kind: str
 ) -> None:
-    """All requests together hold at most four of the largest bodies, and the oldest one's, whatever reads them."""
+    """All requests together hold at most the size of some of the largest bodies; the oldest may exceed the limit."""
     store.create_topic("t")
     server = serve(HttpSettings(limits=HttpLimits(request_bytes=100 << 20)))
     large = server.context.large_bodies

@@ -26,7 +26,7 @@ def decode(data: bytes) -> Any:
 @given(objects=_OBJECTS, between=st.sampled_from(["", "\n", " ", "\r\n\t", "\n\n"]), size=st.integers(1, 50),
        indent=st.sampled_from([None, 1]))  # fmt: skip
 def test_pieces_do_not_matter(objects: list[dict[str, Any]], between: str, size: int, indent: int | None) -> None:
-    """The same objects are returned, whatever separates them and wherever pieces end."""
+    """The splitter returns the same objects for any separators and any sizes of pieces."""
     data = between.join(json.dumps(one, indent=indent, ensure_ascii=False) for one in objects).encode()
     taker = JsonObjectSplitter(decode, 1 << 20)
     found = [one for at in range(0, len(data), size) for one in taker.feed(data[at : at + size])]

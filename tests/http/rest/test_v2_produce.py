@@ -47,7 +47,7 @@ def test_json_is_kept_as_it_came(store: LogStore, client: Client) -> None:
 
 
 def test_null_is_a_tombstone(store: LogStore, client: Client) -> None:
-    """A null or omitted value is a tombstone, and a null key is no key."""
+    """A null or omitted value is a tombstone, and a null key means that the record has no key."""
     store.create_topic("t")
     produce(client, "/topics/t", [{"key": "a", "value": None}, {"key": "b"}, {"key": None, "value": 1}])
     assert [(record.key, record.value) for record in records_of(store)] == [

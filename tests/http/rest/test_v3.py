@@ -43,7 +43,7 @@ def test_links_lead_somewhere(store: LogStore, client: Client, cluster: str) -> 
         while todo:
             path = todo.pop()
             if path in seen or (path.endswith("/reassignment") and "/-/" not in path):
-                continue  # a partition that is not moved has none
+                continue  # only a partition that is being moved has one
             seen.add(path)
             answer = client.get(path)
             if path == f"{cluster}/acls":

@@ -71,7 +71,7 @@ class Together:
 
 
 def test_producers_share_a_write(tmp_path: Path) -> None:
-    """Each keeps its numbers, appends without any go in front, and all of it is one write."""
+    """Each producer keeps its sequence numbers, appends without numbers come first, and all of it is one write."""
     log = open_log(tmp_path)
     together = Together(log)
     together.run([([b"%d-0" % number, b"%d-1" % number], stamp(number)) for number in range(5)] + [([b"plain"], None)])
@@ -212,7 +212,7 @@ def _queued(group: GroupCommit, append: Callable[[], object]) -> threading.Threa
 def test_a_main_thread_that_was_interrupted_lets_another_thread_lead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is interrupted whenever it leads. It leads no second time while another thread waits, and gets its share."""
+    """It is interrupted whenever it leads. While another thread waits, it does not lead again, but gets its share."""
     log = open_log(tmp_path)
     group = log._pipeline.group
     storm = _Storm(monkeypatch, group._appender, "place")
@@ -231,7 +231,7 @@ def test_a_main_thread_that_was_interrupted_lets_another_thread_lead(
 def test_records_of_an_interrupted_append_are_written_as_they_were(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
-    """Another thread is writing them when the main thread is interrupted, which appends something else at once."""
+    """Another thread writes them while the main thread is interrupted and appends other records."""
     log = open_log(tmp_path, compression_type="none")
     group = log._pipeline.group
     writes, goes_on, stop = threading.Event(), threading.Event(), threading.Event()

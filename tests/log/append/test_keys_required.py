@@ -1,4 +1,4 @@
-"""A compacted topic takes no record without a key."""
+"""Records of a compacted topic must have keys."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import segmentlog
 def test_records_without_a_key_are_refused(
     tmp_path: Path, fsync: str, keys: list[bytes | None] | None, index: int
 ) -> None:
-    """All of the call or nothing; the error names the record and says why. An empty key is a key."""
+    """The call appends all records or none. The error names the record and the reason. An empty key is a key."""
     with segmentlog.open(tmp_path / "s", background=False) as store:
         log = store.create_topic("t", cleanup_policy="compact", fsync=fsync).partition(0)
         with pytest.raises(segmentlog.InvalidRecord, match=r"compacted \(cleanup.policy\)") as raised:

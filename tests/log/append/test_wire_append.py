@@ -31,7 +31,7 @@ RECORDS = [Sent(b"k%d" % n, b"value %d" % n, NOW_MS + n, (("h", b"%d" % n),)) fo
 
 
 def seen(log: Partition, **options: Any) -> list[tuple[int, Sent]]:
-    """Every record, as the library reads it."""
+    """Return every record as the library reads it."""
     return [
         (one.offset, Sent(one.key, one.value, one.timestamp, one.headers))
         for batch in log.read(log.log_start_offset, **options)
@@ -93,7 +93,7 @@ def test_log_append_time(tmp_path: Path) -> None:
 
 
 def test_a_batch_that_is_sent_again(tmp_path: Path) -> None:
-    """It is not appended again: its offset is the one that it has, after a reopening too."""
+    """A repeated batch is not appended again: the result is its existing offset, also after reopening the log."""
     log = open_log(tmp_path)
     first = foreign(RECORDS, producer=(9, 0, 0))
     second = foreign(RECORDS, 1, producer=(9, 0, 5))
@@ -291,7 +291,7 @@ def test_what_is_recompressed_stays_within_what_readers_decompress(
 
 
 def test_what_is_refused_is_not_appended(tmp_path: Path) -> None:
-    """Nor does it take an offset: a batch above max.message.bytes, a damaged one, any in a log that is only read."""
+    """Refused batches take no offsets: batches above max.message.bytes, damaged ones, and any in a read-only log."""
     data = foreign(RECORDS)
     log = open_log(tmp_path, **{"max.message.bytes": len(data)})
     assert log.append_wire(data).base_offset == 0
@@ -388,7 +388,7 @@ def test_what_cannot_be_recompressed_is_refused(tmp_path: Path, codec: str) -> N
 
 @pytest.mark.parametrize("wanted", ["producer", "gzip"])
 def test_a_decompressed_record_has_a_limit(tmp_path: Path, wanted: str) -> None:
-    """As in Kafka: of a record without its length, in compressed batches alone; each larger one is named."""
+    """As in Kafka, this applies to the content of records in compressed batches; each larger one is named."""
     records = [Sent(None, b"x" * size) for size in (10, 200, 10, 201)]
     body = len(foreign(records[1:2])) - 61 - 2  # after the header and the length of two bytes
     log = open_log(tmp_path, **{"max.decompressed.message.bytes": body, "compression.type": wanted})

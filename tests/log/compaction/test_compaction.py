@@ -35,7 +35,7 @@ from segmentlog.testing.simulated_disk import CrashPoint
 
 @pytest.fixture
 def clock() -> FakeClock:
-    """One for all processes of a test."""
+    """Return a clock for all processes of a test."""
     return FakeClock()
 
 
@@ -52,7 +52,7 @@ class Logs:
         return open_log(self.folder, fs=fs, clock=self.clock, **self.settings)
 
     def put(self, log: Partition, *records: str, roll: bool = True) -> None:
-        """One append a record ``key=value``, or ``key!`` for a tombstone; then the segment is sealed."""
+        """Append each record ``key=value``, or ``key!`` for a tombstone, by itself; then seal the segment."""
         for record in records:
             key, _, value = record.partition("=")
             is_tombstone = record.endswith("!")
@@ -77,7 +77,7 @@ def logs(tmp_path: Path, clock: FakeClock, request: pytest.FixtureRequest) -> Lo
 
 
 def shown(log: Partition, start: int | None = None) -> list[str]:
-    """Every record as ``offset:key=value``."""
+    """Return every record as ``offset:key=value``."""
     return [
         f"{one.offset}:{(one.key or b'').decode()}{'!' if one.value is None else '=' + one.value.decode()}"
         for one in contents(log, start)
@@ -86,7 +86,7 @@ def shown(log: Partition, start: int | None = None) -> list[str]:
 
 @pytest.mark.parametrize("codec", ["none", "lz4", "gzip", "snappy"])
 def test_the_last_record_of_each_key_stays_at_its_offset(logs: Logs, codec: str) -> None:
-    """With keep_last 1, whatever the codec; the active segment is left alone."""
+    """This holds with keep_last 1 for any codec; the active segment stays unchanged."""
     log = logs.open(compression_type=codec)
     logs.put(log, "a=1", "b=1", "a=2")
     logs.put(log, "a=3", "c=1", roll=False)
@@ -99,7 +99,7 @@ def test_the_last_record_of_each_key_stays_at_its_offset(logs: Logs, codec: str)
 
 
 def test_the_last_three_of_each_key(logs: Logs) -> None:
-    """With keep_last 3, over several passes; a tombstone counts, and takes all before it along."""
+    """With keep_last 3, over several passes; a tombstone counts, and removes all earlier records of its key."""
     log = logs.open(compaction_keep_last=3)
     logs.put(log, "a=1", "a=2", "a=3", "a=4", "b=1")
     log.compact()
@@ -205,7 +205,7 @@ def test_log_append_time_stays(logs: Logs, clock: FakeClock) -> None:
 
 
 def test_records_without_a_key_stay(logs: Logs, clock: FakeClock) -> None:
-    """They are from before the topic was compacted; their own time still ends."""
+    """They are from before the topic was compacted; their own expiry still applies."""
     log = logs.open(cleanup_policy="delete")
     logs.put(log, "=1", "a=1", "=2", "a=2")
     with pytest.raises(InvalidConfig, match=r"cleanup\.policy"):
@@ -231,7 +231,7 @@ def test_what_expires_takes_what_is_older_along(logs: Logs, clock: FakeClock) ->
 
 
 def test_small_segments_become_one(logs: Logs) -> None:
-    """As many as fit into segment.bytes; offsets and bytes add up, and some passes later there is nothing to do."""
+    """As many as fit into segment.bytes are merged; offsets and bytes add up, and later passes have nothing to do."""
     log = logs.open(segment_bytes=2000, compression_type="none")
     for number in range(12):
         logs.put(log, f"k{number}=" + "x" * 100)
@@ -249,7 +249,7 @@ def test_small_segments_become_one(logs: Logs) -> None:
 
 
 def test_segments_of_which_nothing_stays(logs: Logs) -> None:
-    """Their offsets are still covered; readers pass over them from anywhere."""
+    """Their offsets are still covered, and readers skip them from anywhere."""
     log = logs.open(segment_bytes=300)
     for _ in range(5):
         logs.put(log, "a=" + "x" * 150, "a=" + "y" * 150)
@@ -440,7 +440,7 @@ def test_what_becomes_too_young_in_the_middle_of_a_pass_is_dirty_still(tmp_path:
 def test_a_pass_whose_segments_are_written_anew_ends_there_and_tells_of_no_damage(
     tmp_path: Path, clock: FakeClock, cut: int
 ) -> None:
-    """At any look of a pass another process truncates into a segment, and appends other records in their place."""
+    """At any check of a pass, another process truncates into a segment, and appends other records in their place."""
     looks = passes = 0
     while looks == passes:
         logs, passes = Logs(tmp_path / f"{passes}", clock), passes + 1
@@ -589,7 +589,7 @@ def test_link_over(tmp_path: Path) -> None:
 
 
 def test_link_over_again_leaves_no_third_name(tmp_path: Path) -> None:
-    """Both names are of one file already: a rename between two links of it would do nothing."""
+    """Both names are of the same file: a rename between two links of it would do nothing."""
     source, target = tmp_path / "source", tmp_path / "target"
     source.write_bytes(b"new")
     for _ in range(2):
@@ -598,7 +598,7 @@ def test_link_over_again_leaves_no_third_name(tmp_path: Path) -> None:
 
 
 def test_a_swap_whose_copy_is_in_place_already_is_finished(logs: Logs) -> None:
-    """After a death between the last two steps the second name of the copy is removed, and undoes no later pass."""
+    """After a death between the last two steps, the copy's second name is removed, and no later pass is undone."""
     log = logs.open()
     for number in range(3):
         logs.put(log, f"a={number}", f"once {number}=1")
@@ -676,7 +676,7 @@ def test_nothing_goes_for_the_sake_of_what_was_appended_meanwhile(call: int, rec
 @pytest.mark.parametrize("call", range(1, 14))
 @pytest.mark.parametrize("sequence", [0, -1])
 def test_nothing_goes_for_the_sake_of_a_transaction_that_was_ended_meanwhile(call: int, sequence: int) -> None:
-    """Another process commits while the pass begins: its marker may be lost, and then the transaction be aborted."""
+    """Another process commits while the pass begins: its marker may be lost, and the transaction then aborted."""
     config = TopicConfig.from_mapping({"cleanup_policy": "compact", "fsync": "never", "compression_type": "none"})
     disk = _disk()
     log, other = _on(disk, config), _on(disk, config)

@@ -103,7 +103,7 @@ class CompactionMachine(RuleBasedStateMachine):
         drawn: list[Any],
         **settings: Any,
     ) -> None:
-        """At first the topic was not compacted, and held records without a key."""
+        """Create a topic without compaction that holds records without keys."""
         self.keep_last, self.ttl_ms = keep_last, record_ttl_ms
         self.config = {
             "compaction_keep_last": keep_last,
@@ -201,7 +201,7 @@ class CompactionMachine(RuleBasedStateMachine):
 
     @rule(buffer_bytes=BUFFERS)
     def compact(self, buffer_bytes: int) -> None:
-        """The last records of each key stay. Tombstones go exactly when their delay has passed."""
+        """Compact: the last records of each key stay, and tombstones are deleted when their delay has passed."""
         foreseen: CompactionReport = self.log.compact(buffer_bytes=buffer_bytes, dry_run=True)
         active = self.log.segments()[-1].base_offset
         before = [record for record in self.records if record.offset < active]
@@ -239,7 +239,7 @@ class CompactionMachine(RuleBasedStateMachine):
 
     @rule(buffer_bytes=BUFFERS, call=st.integers(1, 200))
     def die_in_a_compaction(self, buffer_bytes: int, call: int) -> None:
-        """Something between the log before and the log after is left, and the next pass completes it."""
+        """Die during a compaction: the log has the records from before, or from after, or from between."""
         active = self.log.segments()[-1].base_offset
         wanted = self.wanted(active)
         before = self.records
@@ -297,7 +297,7 @@ class CompactionMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.followers)
     @rule(data=st.data(), count=st.integers(1, 4))
     def read_on(self, data: st.DataObject, count: int) -> None:
-        """The reader returns appended records in ascending order, and leaves out no record that still exists."""
+        """Continue reading: the reader returns the existing records in ascending order, without gaps."""
         follower = data.draw(st.sampled_from(self.followers), "reader")
         for _ in range(count):
             try:
@@ -330,7 +330,7 @@ class CompactionMachine(RuleBasedStateMachine):
 
     @rule()
     def machine_dies(self) -> None:
-        """Its page cache had all been written: no record is lost, though offsets may be."""
+        """Restart the machine after all of its page cache was written: no record is lost, but offsets may be."""
         self.log.abandon()
         self.other.abandon()
         self.followers.clear()
@@ -361,7 +361,7 @@ class CompactionMachine(RuleBasedStateMachine):
 
 
 def found_last(records: list[Kept], keep_last: int) -> list[Kept]:
-    """Return the last records of each key, dead or not, and those without a key."""
+    """Return the last records of each key, including deleted ones, and all records without a key."""
     last = [one for one in records if one.key is None]
     for key in {one.key for one in records if one.key is not None}:
         last += [one for one in records if one.key == key][-keep_last:]

@@ -61,7 +61,7 @@ def served(log: Partition) -> list[tuple[int, Sent]]:
 
 
 def seen(log: Partition) -> list[tuple[int, Sent]]:
-    """Every record as the library reads it."""
+    """Return every record as the library reads it."""
     return [(one.offset, Sent(one.key, one.value, one.timestamp, one.headers)) for one in contents(log)]
 
 
@@ -125,7 +125,7 @@ def test_the_same_history_leaves_the_same_records(
 
 
 def sealed(tmp_path: Path, *batches: bytes, **settings: Any) -> Partition:
-    """A log in which each batch has a segment of its own."""
+    """Return a log in which each batch has a segment of its own."""
     log = open_log(tmp_path, **{**COMPACTED, **settings})
     for data in batches:
         log.append_wire(data)
@@ -155,7 +155,7 @@ def test_what_stays_whole_stays_as_it_was_sent(tmp_path: Path) -> None:
 
 
 def test_a_record_without_a_timestamp_has_no_end(tmp_path: Path) -> None:
-    """`record.ttl.ms` counts from a record's timestamp; where a client sent none (-1) it is not that of 1970."""
+    """`record.ttl.ms` counts from a record's timestamp. A record with the timestamp -1 ("none") does not expire."""
     clock = FakeClock()
     log = open_log(tmp_path, clock=clock, **COMPACTED, **{"record.ttl.ms": 1000})
     log.append_wire(foreign([Sent(b"none", b"v", -1)]))
@@ -168,7 +168,7 @@ def test_a_record_without_a_timestamp_has_no_end(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
 def test_what_stays_of_a_batch_is_a_batch_of_its_codec(tmp_path: Path, codec: int) -> None:
-    """At its offset, the bytes of its records as they were: the name of a header that is no UTF-8 among them."""
+    """The bytes of the remaining records are unchanged, at their offsets, also header names that are not UTF-8."""
     strange = b"\0\0" + varint(2 * 5 // 2) + varint(2) + b"kx" + varint(1) + b"v"
     strange += varint(1) + varint(2) + b"\xff\xfe" + varint(-1)
     raw = decode_records(memoryview(foreign(RECORDS)), 0, 5).kept(None) + varint(len(strange)) + strange
@@ -261,7 +261,7 @@ def test_what_is_larger_compressed_anew(tmp_path: Path) -> None:
 
 
 def test_a_batch_of_which_only_a_producers_numbers_stay(tmp_path: Path) -> None:
-    """Its offsets are there, for Kafka's clients too, and its producer counts on."""
+    """Its offsets still exist, also for Kafka's clients, and its producer continues its sequence."""
     log = sealed(tmp_path, foreign(RECORDS, 2, producer=(9, 0, 0)), foreign(RECORDS))
     log.compact()
     assert [at for at, _ in seen(log)] == [at for at, _ in served(log)] == [5, 6, 7, 8, 9]

@@ -84,7 +84,7 @@ class Services:
 
     @property
     def paths(self) -> list[str]:
-        """Of what was asked."""
+        """Paths of the requests."""
         return [path for path, _ in self.asked]
 
     def keys_at_s3(self) -> set[str]:
@@ -101,7 +101,7 @@ class Services:
 
 @pytest.fixture
 def services(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Services]:
-    """All that a machine may ask, an empty home, and nothing of AWS in the environment."""
+    """Yield the services that a machine may ask, with an empty home and without AWS variables in the environment."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     running = Services()
@@ -133,7 +133,7 @@ KEYS = "aws_access_key_id = {}\naws_secret_access_key = a-secret-of-a-profile\n"
 
 
 def test_a_named_profile(services: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of ~/.aws/credentials, with the region of ~/.aws/config."""
+    """A profile takes its keys from ~/.aws/credentials, and its region from ~/.aws/config."""
     write(tmp_path, "credentials", "[default]\n" + KEYS.format("AKIADEFAULT") + "[work]\n" + KEYS.format("AKIAWORK"))
     write(tmp_path, "config", "[profile work]\nregion = eu-north-1\n")
     monkeypatch.setenv("AWS_PROFILE", "work")
@@ -143,14 +143,14 @@ def test_a_named_profile(services: Services, tmp_path: Path, monkeypatch: pytest
 
 
 def test_the_default_profile(services: Services, tmp_path: Path) -> None:
-    """Without a name, and without keys in the environment."""
+    """The default profile applies if the environment has no profile name and no keys."""
     write(tmp_path, "credentials", "[default]\n" + KEYS.format("AKIADEFAULT"))
     ask()
     assert services.keys_at_s3() == {"AKIADEFAULT"}
 
 
 def test_files_in_other_places(services: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where AWS_SHARED_CREDENTIALS_FILE and AWS_CONFIG_FILE say; an endpoint of the profile's."""
+    """AWS_SHARED_CREDENTIALS_FILE and AWS_CONFIG_FILE name the files; the profile may have an endpoint."""
     (tmp_path / "c").write_text("[work]\n" + KEYS.format("AKIAELSEWHERE"))
     (tmp_path / "d").write_text(f"[profile work]\nregion = eu-west-3\nendpoint_url = {services.endpoint}\n")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "c"))
@@ -165,7 +165,7 @@ def test_files_in_other_places(services: Services, tmp_path: Path, monkeypatch: 
 def test_keys_in_the_environment_come_first(
     services: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As with AWS's tools; the region is the profile's all the same."""
+    """As with AWS's tools, keys in the environment win; the region is still the profile's."""
     write(tmp_path, "credentials", "[work]\n" + KEYS.format("AKIAWORK") + "region = eu-north-1\n")
     monkeypatch.setenv("AWS_PROFILE", "work")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAENVIRONMENT")
@@ -176,7 +176,7 @@ def test_keys_in_the_environment_come_first(
 
 
 def test_a_process_that_gives_keys(services: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``credential_process``."""
+    """A ``credential_process`` provides the keys."""
     keys = {"Version": 1, "AccessKeyId": "AKIAPROCESS", "SecretAccessKey": "s", "SessionToken": "token-of-a-process"}
     (tmp_path / "keys").write_text(json.dumps(keys))
     program = f"{sys.executable} -c 'print(open(\"{tmp_path}/keys\").read())'"
@@ -188,7 +188,7 @@ def test_a_process_that_gives_keys(services: Services, tmp_path: Path, monkeypat
 
 
 def test_a_role_to_assume(services: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the keys of another profile."""
+    """The role is assumed with the keys of another profile."""
     write(tmp_path, "credentials", "[base]\n" + KEYS.format("AKIABASE"))
     write(
         tmp_path, "config", "[profile work]\nrole_arn = arn:aws:iam::1:role/r\nsource_profile = base\nregion = x-y-1\n"
@@ -213,14 +213,14 @@ def _log_in(home: Path, expires: datetime) -> None:
 
 
 def _asked_by_a_child() -> str:
-    """What a request ends with in a process of its own: botocore looks for the home folder when it is imported."""
+    """Return the error of a request in another process: botocore looks for the home folder when it is imported."""
     script = f"from segmentlog.objects.bucket.url import open_bucket; open_bucket({_URL!r}).get('manifest.json')"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
     return done.stderr.splitlines()[-1]
 
 
 def test_single_sign_on(services: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the token that ``aws sso login`` has left."""
+    """The token is that of ``aws sso login``."""
     _log_in(tmp_path, datetime.now(UTC) + timedelta(hours=8))
     monkeypatch.setenv("AWS_PROFILE", "work")
     told = _asked_by_a_child()
@@ -249,7 +249,7 @@ def test_single_sign_on_that_has_expired(services: Services, tmp_path: Path, mon
 def test_a_profile_that_cannot_be_used(
     services: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: str, why: str
 ) -> None:
-    """It is refused by name with the reason, when the bucket is opened; nothing is asked."""
+    """The error names the profile and the reason when the bucket is opened, before any request."""
     write(tmp_path, "config", config)
     monkeypatch.setenv("AWS_PROFILE", "work")
     with pytest.raises(InvalidConfig, match=rf"AWS_PROFILE = .*{why}"):
@@ -282,7 +282,7 @@ def test_without_any_credentials_the_places_are_named(services: Services, tmp_pa
 def test_the_secret_of_a_profile_is_shown_nowhere(
     services: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not in what a server repeats of a request that it refuses."""
+    """The secret is also removed from a refused request that the server repeats."""
     write(tmp_path, "credentials", "[work]\n" + KEYS.format("AKIAWORK"))
     monkeypatch.setenv("AWS_PROFILE", "work")
     repeated = b"<Error><Code>SignatureDoesNotMatch</Code><Message>a-secret-of-a-profile</Message></Error>"
@@ -294,7 +294,7 @@ def test_the_secret_of_a_profile_is_shown_nowhere(
 
 @pytest.mark.parametrize("url", ["gs://bucket/x", "az://bucket/x", "https://example.com/x", "memory://"])
 def test_other_stores_take_no_profile(services: Services, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
-    """A profile is AWS's."""
+    """Profiles apply to AWS only."""
     monkeypatch.setenv("AWS_PROFILE", "work")
     assert profile_options(url, {}) == {}
 

@@ -1,4 +1,4 @@
-"""A folder as an object store, as a folder: power cuts, full disks, rights, and what else may lie there."""
+"""A local folder as an object store: power cuts, full disks, permissions, and other files in the folder."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_what_was_put_survives_a_power_cut(seed: int) -> None:
 
 
 def test_what_a_dead_process_has_made_is_made_durable_by_the_next(tmp_path: Path) -> None:
-    """A folder that is there need not be on disk: somebody may have died between its making and the fsync."""
+    """A folder that exists may not be on disk: a process may have died between creating it and the fsync."""
     disk = SimulatedDisk()
     dead = disk.process()
     dead.make_folders("/mnt/bucket/segments/0")
@@ -61,7 +61,7 @@ def test_what_a_dead_process_has_made_is_made_durable_by_the_next(tmp_path: Path
 
 
 def test_an_fsync_that_fails_is_told(tmp_path: Path) -> None:
-    """Of the file or of its folder: nothing was promised, and the same put may be tried again."""
+    """If the fsync of the file or of its folder fails, the put raises, and the same put may be retried."""
     fs = FaultyFileSystem()
     bucket = LocalBucket(str(tmp_path / "bucket"), fs)
     bucket.put("tails/1", b"there")
@@ -78,7 +78,7 @@ def test_an_fsync_that_fails_is_told(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_takes_nothing_and_harms_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What lies there stays, no part of the new lies there, and once there is room it goes on."""
+    """Objects that exist stay, no part of a new one exists, and puts succeed once there is room."""
     disk = FullDisk(monkeypatch.setattr, str(tmp_path))
     bucket = LocalBucket(str(tmp_path / "bucket"))
     bucket.put("tails/1", b"there")
@@ -106,7 +106,7 @@ def test_a_full_disk_takes_nothing_and_harms_nothing(tmp_path: Path, monkeypatch
     [(errno.EACCES, False), (errno.EROFS, False), (errno.EIO, True), (errno.ESTALE, True), (errno.EMFILE, True)],
 )
 def test_what_cannot_be_read_is_not_taken_for_nothing(tmp_path: Path, number: int, retriable: bool) -> None:
-    """An object that nobody may read is no missing one, and a folder that nobody may list is not empty."""
+    """An object that cannot be read is not reported as missing, and a folder that cannot be listed not as empty."""
     fs = FaultyFileSystem()
     bucket = LocalBucket(str(tmp_path / "bucket"), fs)
     tag = bucket.compare_and_swap("m", b"1", None)
@@ -129,7 +129,7 @@ def test_what_cannot_be_read_is_not_taken_for_nothing(tmp_path: Path, number: in
 
 
 def test_who_may_not_read_what_the_place_lies_in_can_put(tmp_path: Path) -> None:
-    """It is there already; nobody but its owner could see to its name."""
+    """The folder exists already, and only the owner of its parent could sync its name."""
     (tmp_path / "bucket").mkdir()
     fs = FaultyFileSystem()
     bucket = LocalBucket(str(tmp_path / "bucket"), fs)
@@ -141,7 +141,7 @@ def test_who_may_not_read_what_the_place_lies_in_can_put(tmp_path: Path) -> None
 
 
 def test_a_place_that_vanishes_is_made_anew(tmp_path: Path) -> None:
-    """Somebody deletes it, or unmounts it: the put in between fails, and is no missing object."""
+    """While the folder is deleted or unmounted, a put fails, and its error is not that of a missing object."""
     bucket = LocalBucket(str(tmp_path / "bucket"))
     bucket.put("tails/1", b"x")
     tag = bucket.compare_and_swap("m", b"1", None)
@@ -162,7 +162,7 @@ def test_a_place_that_vanishes_is_made_anew(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("below", ["", "/backup", "/backup/deep/down"])
 def test_nothing_is_put_into_a_store(tmp_path: Path, below: str) -> None:
-    """What is put there would be its topics."""
+    """The objects would become topics of the store."""
     with LogStore(tmp_path / "store", background=False) as store:
         store.create_topic("t").partition(0).append([b"x"])
         with pytest.raises(ObjectStoreError, match="is a segmentlog store; choose a folder outside it") as caught:
@@ -173,7 +173,7 @@ def test_nothing_is_put_into_a_store(tmp_path: Path, below: str) -> None:
 
 
 def test_what_else_lies_there_is_left_alone(tmp_path: Path) -> None:
-    """It is listed, as an object store lists what lies there, and what is being written is not."""
+    """Other files are listed like objects, and unfinished puts are not listed."""
     place = tmp_path / "bucket"
     (place / "photos").mkdir(parents=True)
     (place / "photos" / "cat.jpg").write_bytes(b"meow")
@@ -192,7 +192,7 @@ def test_what_else_lies_there_is_left_alone(tmp_path: Path) -> None:
     "key", ["", "/a", "../a", "a/../../b", "a//b", "a/", ".hidden", "_ours", "a\nb", "m.tmp", "m.lock"]
 )
 def test_names_that_lead_elsewhere_are_refused(tmp_path: Path, key: str) -> None:
-    """Whatever a manifest says: nothing outside of the folder is read, written or deleted, and no lock of ours."""
+    """For any name in a manifest, files outside of the folder and lock files stay untouched."""
     bucket = LocalBucket(str(tmp_path / "bucket"))
     bucket.compare_and_swap("m", b"1", None)
     before = sorted(tmp_path.rglob("*"))
@@ -214,7 +214,7 @@ def test_names_that_lead_elsewhere_are_refused(tmp_path: Path, key: str) -> None
 
 @pytest.mark.parametrize("name", [name.replace("/", "-") for name in NAMES] + ["new\nline", "nbsp\xa0", "b\udcffytes"])
 def test_a_folder_is_found_by_its_url(tmp_path: Path, name: str) -> None:
-    """Whatever it is called: the URL says it so that it comes back from a file of ours, and from a command line."""
+    """The URL of a folder with any name survives a file of ours and a command line."""
     bucket = LocalBucket(f"{tmp_path}/{name}")
     assert bucket.url.isascii()
     assert bucket.url.isprintable()
@@ -225,7 +225,7 @@ def test_a_folder_is_found_by_its_url(tmp_path: Path, name: str) -> None:
 
 
 def test_a_store_is_shipped_to_a_folder_with_an_odd_name(tmp_path: Path) -> None:
-    """And goes on being shipped there, ends that, and is restored from there."""
+    """The store is also shipped there later, ends shipping, and is restored from there."""
     url = f"file://{tmp_path}/50%25%20of%20ünï%23"
     for number in range(2):
         with LogStore(tmp_path / "store", background=False) as store:
@@ -246,7 +246,7 @@ def test_a_store_is_shipped_to_a_folder_with_an_odd_name(tmp_path: Path) -> None
     ],
 )  # fmt: skip
 def test_one_folder_has_one_url(url: str, path: str) -> None:
-    """However it is written: a store is bound to it by that."""
+    """All spellings of a path give one URL, because a store is bound to its URL."""
     assert open_bucket(url).url == LocalBucket(path).url
 
 
@@ -256,7 +256,7 @@ def test_one_folder_has_one_url(url: str, path: str) -> None:
      "file:///a%00b", None, 5, b"file:///a"],
 )  # fmt: skip
 def test_what_is_no_folder_is_refused(url: object) -> None:
-    """Also what would be cut off in silence."""
+    """A URL with ignored parts is refused, too."""
     with pytest.raises(InvalidConfig):
         open_bucket(url)
 

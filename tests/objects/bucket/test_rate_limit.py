@@ -1,4 +1,4 @@
-"""A limit on what is put a second, and what people are told meanwhile."""
+"""A limit on the uploaded bytes per second, and the progress that is reported meanwhile."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from segmentlog.store import LogStore
 
 @pytest.fixture
 def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """What was slept, and no time goes by."""
+    """Return the list of requested sleeps; none of them takes time."""
     times: list[float] = []
     monkeypatch.setattr("segmentlog.objects.bucket.rate_limit.time.sleep", times.append)
     return times
 
 
 def test_it_takes_as_long_as_the_bytes_do(slept: list[float]) -> None:
-    """But for the first of them."""
+    """Only the first bytes come without a wait."""
     pace = RateLimiter(1000)
     pace.wait(200)
     pace.wait(5000)
@@ -42,7 +42,7 @@ def test_it_takes_as_long_as_the_bytes_do(slept: list[float]) -> None:
 def test_an_object_is_the_same_at_any_pace(
     slept: list[float], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, size_bytes: int
 ) -> None:
-    """In one request or in parts."""
+    """This holds for one request and for parts."""
     monkeypatch.setattr(cloud_bucket, "_PART_BYTES", 300_000)
     monkeypatch.setattr(cloud_bucket, "_PUT_BYTES", 300_000)
     data = bytes(range(256)) * (size_bytes // 256) + b"x" * (size_bytes % 256)
@@ -57,7 +57,7 @@ def test_an_object_is_the_same_at_any_pace(
 
 @pytest.mark.parametrize("wrong", [0, -1, 1.5, "1MiB", True])
 def test_no_limit_that_is_none(tmp_path: Path, wrong: object) -> None:
-    """It is refused before anything is put."""
+    """An invalid limit is refused before any upload."""
     with (
         LogStore(tmp_path / "store", background=False) as store,
         pytest.raises(InvalidConfig, match="ship_bytes_per_s"),
@@ -67,7 +67,7 @@ def test_no_limit_that_is_none(tmp_path: Path, wrong: object) -> None:
 
 
 def test_a_store_is_shipped_no_faster(tmp_path: Path) -> None:
-    """And how far it is is told, up to all of it."""
+    """The progress is reported up to the end."""
     told: list[tuple[int, int]] = []
     with LogStore(tmp_path / "store", background=False) as store:
         log = store.create_topic("t", segment_records=1, compression_type="none", fsync="always").partition(0)

@@ -95,7 +95,7 @@ def test_one_of_simultaneous_swaps_succeeds(bucket: Bucket) -> None:
 
 
 def test_a_wait_returns_the_next_document(bucket: Bucket) -> None:
-    """At once if there is another, after the time with none."""
+    """The wait returns at once if the document differs, and otherwise after its time, without one."""
     coordinator = BucketCoordinator(bucket, poll_s=0.005)
     assert coordinator.wait(None, 0) is None
     first = created(coordinator)

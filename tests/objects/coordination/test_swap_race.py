@@ -29,7 +29,7 @@ def server() -> Iterator[FailingS3]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_store_with_conditions_is_accepted(kind: str, tmp_path: Path) -> None:
-    """One swap of each round wins, and nothing is left in the object store."""
+    """One swap of each round succeeds, and the check leaves no object."""
     with places(kind, tmp_path) as make, disconnected():
         bucket = make()
         seen: list[int] = []
@@ -98,7 +98,7 @@ class Stale(Memory):
 def test_a_store_on_which_several_swaps_succeed_is_refused(
     make: Callable[[], Bucket], problem: str, swaps: int
 ) -> None:
-    """In the round that shows it; the objects of the check are deleted all the same."""
+    """The first round that shows it ends the check; the objects of the check are deleted."""
     bucket = make()
     report = race_swaps(bucket)
     assert re.search(problem, report.problem), report

@@ -1,4 +1,4 @@
-"""No part of a transaction is shipped without the rest, whenever it is decided."""
+"""A transaction is shipped as a whole, whenever it is decided."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from segmentlog.store import LogStore
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[LogStore]:
-    """Two topics, shipped once."""
+    """Yield a store with two topics that were shipped once."""
     with LogStore(tmp_path / "store", background=False) as opened:
         opened.create_topic("a", 2, fsync="always")
         opened.create_topic("b", fsync="always")
@@ -28,7 +28,7 @@ def store(tmp_path: Path) -> Iterator[LogStore]:
 
 @pytest.fixture
 def shipper(tmp_path: Path, store: LogStore) -> Iterator[Shipper]:
-    """Of that store, without threads."""
+    """Yield a shipper of the store, without threads."""
     made = Shipper(store._topics, LocalBucket(str(tmp_path / "bucket")), parallel=0)
     made.run_cycle()
     yield made
@@ -36,14 +36,14 @@ def shipper(tmp_path: Path, store: LogStore) -> Iterator[Shipper]:
 
 
 def commit(store: LogStore, name: str) -> None:
-    """A transaction over all partitions."""
+    """Commit a transaction over all partitions."""
     with store.producer(name=name) as producer, producer.transaction():
         for topic, partition in (("a", 0), ("a", 1), ("b", 0)):
             producer.send(topic, name.encode(), partition=partition)
 
 
 def visible(tmp_path: Path, folder: str) -> dict[str, int]:
-    """How many records of each transaction a restore shows."""
+    """Return how many records of each transaction a restore shows."""
     restore(LocalBucket(str(tmp_path / "bucket")), str(tmp_path / folder))
     with LogStore(tmp_path / folder, background=False) as restored:
         restored.finish_transactions()
@@ -54,7 +54,7 @@ def visible(tmp_path: Path, folder: str) -> dict[str, int]:
 def test_one_that_is_decided_while_its_partitions_are_looked_at(
     tmp_path: Path, store: LogStore, shipper: Shipper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After each look another one: those looked at early lack its data, those looked at late have its markers."""
+    """A transaction ends after each scan of a partition: early scans lack its data, late ones have its markers."""
     commit(store, "first")
     real = LocalPartition.snapshot
     count = 0

@@ -27,7 +27,7 @@ from segmentlog.storage.file_operations import read_file
 from segmentlog.store import LogStore
 
 NOISE = random.Random(1).randbytes(1 << 20)
-"""What does not become smaller."""
+"""Bytes that do not compress."""
 
 
 class Counting(Memory):
@@ -40,12 +40,10 @@ class Counting(Memory):
         self.fails = 0
 
     def get(self, key: str) -> tuple[bytes, str]:
-        """As `Bucket.get`."""
         self.got.append(key)
         return super().get(key)
 
     def get_range(self, key: str, start: int, size_bytes: int) -> bytes:
-        """As `Bucket.get_range`."""
         self.ranges.append((key, start, size_bytes))
         if self.fails:
             self.fails -= 1
@@ -60,7 +58,7 @@ class Counting(Memory):
 
 @pytest.fixture
 def bucket() -> Counting:
-    """Where it is shipped to."""
+    """Return the bucket that the store is shipped to."""
     return Counting()
 
 
@@ -75,7 +73,7 @@ def store(tmp_path: Path) -> Iterator[LogStore]:
 
 
 def ship(store: LogStore, bucket: Memory, now_ms: int | None = None) -> None:
-    """All of it, and a look once more."""
+    """Ship everything, and run another cycle."""
     for log in store.opened_partitions():
         log.flush()
     shipper = Shipper(store._topics, bucket, parallel=0, grace_ms=0)
@@ -102,7 +100,7 @@ class Visit:
 
 
 def test_what_is_not_read_does_not_come(tmp_path: Path, store: LogStore, bucket: Counting) -> None:
-    """To open it takes no segment; to look an offset up its index and a block or two."""
+    """Opening downloads no segment; the lookup of an offset downloads an index and a block or two."""
     ship(store, bucket)
     with Visit(bucket, tmp_path / "cache") as visit:
         log = visit.store.topic("a").partition(0)
@@ -123,7 +121,10 @@ def test_what_is_not_read_does_not_come(tmp_path: Path, store: LogStore, bucket:
 def test_all_of_it_is_what_was_shipped(
     tmp_path: Path, store: LogStore, bucket: Counting, parallel: int, cache_bytes: int
 ) -> None:
-    """Once through it each byte comes once; and the second time again only as far as there was no room for it."""
+    """A read of everything downloads each byte once.
+
+    A second read downloads only the bytes that the cache had no room for.
+    """
     ship(store, bucket)
     wanted = values_by_offset(store.topic("a").partition(0))
     with Visit(bucket, tmp_path / "cache", parallel=parallel, cache_bytes=cache_bytes) as visit:
@@ -177,7 +178,7 @@ def test_times_transactions_and_positions(tmp_path: Path, store: LogStore, bucke
 def test_what_is_new_shows_and_a_place_near_the_end_takes_little(
     tmp_path: Path, store: LogStore, bucket: Counting
 ) -> None:
-    """The active segment lies there in chunks: where each begins is known."""
+    """The active segment is shipped in chunks whose starts are known."""
     log = store.create_topic("b").partition(0)
     with Ships(store, bucket) as shipper, Visit(bucket, tmp_path / "cache") as visit:
         for number in range(12):
@@ -208,7 +209,7 @@ class Ships:
 
 
 def test_an_object_that_is_gone_is_explained_by_the_manifest(tmp_path: Path, store: LogStore, bucket: Counting) -> None:
-    """A reader that stands on what was compacted goes on in what took its place; else it is told what is missing."""
+    """A reader in a compacted segment continues in its replacement. If an object is missing, the error names it."""
     keys = store.create_topic("keys", cleanup_policy="compact", segment_records=8).partition(0)
     for number in range(40):
         keys.append([b"%d" % number], [b"k%d" % (number % 4)])
@@ -221,7 +222,7 @@ def test_an_object_that_is_gone_is_explained_by_the_manifest(tmp_path: Path, sto
         ship(store, bucket, 10**15)
         sweep(bucket, 10**15 + 1, grace_ms=0)
         sweep(bucket, 10**15 + 2, grace_ms=0)
-        found = values_by_offset(log)  # what was here already, and behind it what there is now
+        found = values_by_offset(log)  # blocks that were read before, and then the current content
         assert found.items() > values_by_offset(keys).items()
         assert values_by_offset(log) == values_by_offset(keys)
         for key in [key for key in bucket._objects if key.startswith("segments/")]:
@@ -246,7 +247,7 @@ def test_a_request_that_fails_is_tried_again_by_the_next_read(
 
 
 def test_what_fails_for_others_is_asked_for_once_more(tmp_path: Path) -> None:
-    """Who waits for blocks that somebody else has asked for, ahead of need, say, does not fail with him."""
+    """A read that waits for blocks of another request, such as a prefetch, does not fail with it."""
     asked, answered = threading.Semaphore(0), threading.Semaphore(0)
 
     class Failing(Memory):
@@ -304,7 +305,7 @@ def test_damage_there_is_damage_here(tmp_path: Path, store: LogStore, bucket: Co
 
 
 def test_without_indexes_it_takes_more_and_is_the_same(tmp_path: Path, store: LogStore, bucket: Counting) -> None:
-    """They are caches there, too."""
+    """Indexes are only caches there, too."""
     ship(store, bucket)
     for key in [key for key in bucket._objects if key.endswith(".index")]:
         del bucket._objects[key]
@@ -316,7 +317,7 @@ def test_without_indexes_it_takes_more_and_is_the_same(tmp_path: Path, store: Lo
 def test_it_goes_when_it_is_closed_and_what_was_killed_goes_with_the_next(
     tmp_path: Path, store: LogStore, bucket: Counting
 ) -> None:
-    """But nothing of anybody else."""
+    """Folders of other programs stay."""
     ship(store, bucket)
     cache = tmp_path / "cache"
     (cache / "segmentlog-mine").mkdir(parents=True)
@@ -351,7 +352,7 @@ def test_what_it_cannot_be_told(tmp_path: Path) -> None:
 
 
 def test_only_topics_that_are_wanted(tmp_path: Path) -> None:
-    """Names and patterns, one or several; errors name the URL, and not the folder that nobody knows."""
+    """Names and patterns select topics, one or several; errors name the URL and not the cache folder."""
     url = f"file://{tmp_path}/bucket"
     with segmentlog.open(tmp_path / "store", background=False) as store:
         for name in ("orders", "orders-old", "o", "clicks"):
@@ -430,7 +431,7 @@ def test_a_child_is_told_to_open_it_anew(tmp_path: Path, store: LogStore, bucket
 
 
 def object_ranges(bucket: Memory, data: bytes, cuts: list[int]) -> ObjectRanges:
-    """An object for each part."""
+    """Put an object for each part, and return the ranges."""
     spans = []
     for number, (start, end) in enumerate(zip([0, *cuts], [*cuts, len(data)], strict=True)):
         bucket.put(f"o{number}", b"before" + data[start:end])
@@ -440,7 +441,7 @@ def object_ranges(bucket: Memory, data: bytes, cuts: list[int]) -> ObjectRanges:
 
 @pytest.mark.parametrize("parallel", [0, 3])
 def test_ranges_from_many_threads(tmp_path: Path, bucket: Counting, parallel: int, monkeypatch: Any) -> None:
-    """Whatever is asked for, in whatever order, while it is put aside and goes on: it is what lies there."""
+    """Threads that read any ranges in any order get the right bytes, while the cache evicts and reloads blocks."""
     monkeypatch.setattr("segmentlog.objects.tier.block_cache.BLOCK_BYTES", 1000)
     data = NOISE[:100_500]
     cache = BlockCache(bucket, 20_000, parallel)

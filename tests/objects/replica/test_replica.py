@@ -34,7 +34,6 @@ class Counting(Memory):
         self.fails = False
 
     def get(self, key: str) -> tuple[bytes, str]:
-        """As `Bucket.get`."""
         self.asked.append(key)
         if self.fails:
             raise ObjectStoreError(self.url, key, "no answer in time")
@@ -43,7 +42,7 @@ class Counting(Memory):
 
 @pytest.fixture
 def bucket() -> Counting:
-    """Where it is shipped to."""
+    """Return the bucket that the store is shipped to."""
     return Counting()
 
 
@@ -60,7 +59,7 @@ def store(tmp_path: Path) -> Iterator[LogStore]:
 
 
 def ship(store: LogStore, bucket: Memory) -> None:
-    """All of it."""
+    """Ship everything."""
     for log in store.opened_partitions():
         log.flush()
     shipper = Shipper(store._topics, bucket, parallel=0)
@@ -69,12 +68,12 @@ def ship(store: LogStore, bucket: Memory) -> None:
 
 
 def follow(bucket: Memory, folder: Path, **options: Any) -> Replica:
-    """Without threads."""
+    """Return a replica without threads."""
     return Replica("memory://bucket", folder, threads=False, parallel=0, bucket=bucket, **options)
 
 
 def contents(store: LogStore) -> dict[str, dict[int, bytes | None]]:
-    """What is in all partitions."""
+    """Return the values of all partitions."""
     return {
         f"{topic}/{log.number}": values_by_offset(log)
         for topic in store.topics() for log in store.topic(topic).partitions()
@@ -82,7 +81,7 @@ def contents(store: LogStore) -> dict[str, dict[int, bytes | None]]:
 
 
 def test_who_has_it_open_sees_what_is_shipped(tmp_path: Path, store: LogStore, bucket: Counting) -> None:
-    """Appends, rolls, retention, new settings and partitions, names: without opening it anew."""
+    """A reader sees appends, rolls, retention, new settings, partitions and names without reopening the store."""
     ship(store, bucket)
     with follow(bucket, tmp_path / "copy") as replica:
         assert replica.refresh()
@@ -123,7 +122,7 @@ def test_who_has_it_open_sees_what_is_shipped(tmp_path: Path, store: LogStore, b
 
 
 def test_aborted_and_open_transactions_are_not_shown(tmp_path: Path, store: LogStore, bucket: Counting) -> None:
-    """To who reads what is committed; they are once they are."""
+    """Readers of committed records see them once they are committed."""
     with follow_after(store, bucket, tmp_path) as replica, LogStore(tmp_path / "copy", background=False) as copy:
         log = copy.topic("b").partition(0)
         producer = store.producer(name="p", linger_ms=0)
@@ -145,7 +144,7 @@ def test_aborted_and_open_transactions_are_not_shown(tmp_path: Path, store: LogS
 
 
 def follow_after(store: LogStore, bucket: Counting, tmp_path: Path) -> Replica:
-    """A replica that shows what there is."""
+    """Return a replica that has everything."""
     ship(store, bucket)
     replica = follow(bucket, tmp_path / "copy")
     replica.refresh()
@@ -153,7 +152,7 @@ def follow_after(store: LogStore, bucket: Counting, tmp_path: Path) -> Replica:
 
 
 def test_killed_at_any_call_it_goes_on(tmp_path: Path, store: LogStore, bucket: Counting) -> None:
-    """In the first turn, and in one that brings more, compacts and trims; and so it is for who has it open."""
+    """Killed in the first cycle, or in one with new records, compaction and a trim; open readers continue."""
     store.create_topic("keys", cleanup_policy="compact", segment_records=3)
     keys = store.topic("keys").partition(0)
     for number in range(9):
@@ -192,7 +191,7 @@ def _killed_again_and_again(bucket: Counting, folder: Path) -> int:
 
 
 def test_it_refuses_what_is_none_of_its_own(tmp_path: Path, store: LogStore, bucket: Counting) -> None:
-    """Other folders, other places, a second process: and it changes nothing there."""
+    """Other folders, other URLs and a second process are refused, and nothing changes there."""
     with pytest.raises(ShippingRefused, match="no store was shipped to this URL"):
         follow(bucket, tmp_path / "copy")
     ship(store, bucket)
@@ -216,7 +215,7 @@ def test_it_refuses_what_is_none_of_its_own(tmp_path: Path, store: LogStore, buc
 
 
 def test_topics_that_match(tmp_path: Path, store: LogStore, bucket: Counting) -> None:
-    """And no others, though they come later."""
+    """Other topics are left out, also later ones."""
     ship(store, bucket)
     with follow(bucket, tmp_path / "copy", topics=iter(["a*"])) as replica:
         replica.refresh()
@@ -229,7 +228,7 @@ def test_topics_that_match(tmp_path: Path, store: LogStore, bucket: Counting) ->
 
 
 def test_one_name_is_no_list_of_letters(tmp_path: Path) -> None:
-    """Wherever names are taken: shipping, bringing back, copying."""
+    """A single name works for shipping, restoring and replicas."""
     url = f"file://{tmp_path}/bucket"
     with segmentlog.open(tmp_path / "store", background=False, ship=url, ship_topics="orders") as store:
         for name in ("orders", "o", "r"):
@@ -250,7 +249,7 @@ def test_one_name_is_no_list_of_letters(tmp_path: Path) -> None:
 
 
 def test_it_says_how_far_it_is(tmp_path: Path, store: LogStore, bucket: Counting) -> None:
-    """To who keeps it up, to others, and that nobody does."""
+    """The status is right for the process that refreshes it, for others, and after the refreshing process ended."""
     clock = FakeClock()
     ship(store, bucket)
     with follow(bucket, tmp_path / "copy", clock=clock) as replica:
@@ -282,7 +281,7 @@ def test_it_says_how_far_it_is(tmp_path: Path, store: LogStore, bucket: Counting
 
 
 def test_a_tail_of_many_partitions_is_one_request(tmp_path: Path, store: LogStore, bucket: Counting) -> None:
-    """Not one for each; and nothing is asked for that is here."""
+    """The tails of all partitions are in one request; local bytes are not requested."""
     many = store.create_topic("many", 30)
     for log in many.partitions():
         log.append([b"x"])
@@ -301,7 +300,7 @@ def test_a_tail_of_many_partitions_is_one_request(tmp_path: Path, store: LogStor
 def test_a_damaged_object_is_refused_and_what_is_shown_stays(
     tmp_path: Path, store: LogStore, bucket: Counting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is told which; once it is whole again the next turn goes on."""
+    """The error names the object; once it is intact, the next cycle continues."""
     monkeypatch.setattr("segmentlog.policy.upload_policy.INLINE_BYTES", 0)
     with follow_after(store, bucket, tmp_path) as replica, LogStore(tmp_path / "copy", background=False) as copy:
         before = contents(copy)
@@ -322,7 +321,7 @@ def test_a_damaged_object_is_refused_and_what_is_shown_stays(
 
 
 def test_a_thread_keeps_it_up(tmp_path: Path) -> None:
-    """As does `segmentlog.replica`; a consumer that follows sees records as they come."""
+    """A thread refreshes it, as in `segmentlog.replica`; a consumer that follows sees records as they come."""
     url = f"file://{tmp_path}/bucket"
     with segmentlog.open(tmp_path / "store") as store:
         log = store.create_topic("a").partition(0)
@@ -342,7 +341,7 @@ def test_a_thread_keeps_it_up(tmp_path: Path) -> None:
 
 
 def test_positions_and_decisions_come_last(tmp_path: Path, store: LogStore, bucket: Counting, monkeypatch: Any) -> None:
-    """A turn that ends half way shows no position of what is not there."""
+    """A cycle that ends half way shows no offset of a missing record."""
     with store.producer(name="p", linger_ms=0) as producer:
         producer.begin_transaction()
         producer.send("b", b"x").result()
@@ -363,7 +362,7 @@ def test_positions_and_decisions_come_last(tmp_path: Path, store: LogStore, buck
 
 
 def test_a_replica_takes_over(tmp_path: Path, store: LogStore, bucket: Counting) -> None:
-    """In its folder, once nobody keeps it up: what it has does not come again; killed at any call it goes on."""
+    """A takeover in a folder that no process refreshes uses its files; killed at any call, it continues."""
     with follow_after(store, bucket, tmp_path), pytest.raises(ShippingRefused, match="stop that process first"):
         take_over(bucket, str(tmp_path / "copy"), parallel=0)
     with pytest.raises(ShippingRefused, match="replica of another URL"):
@@ -400,7 +399,7 @@ def _elsewhere(store: LogStore) -> Counting:
 def test_damage_in_one_partition_keeps_no_other_back(
     tmp_path: Path, store: LogStore, bucket: Counting, why: str
 ) -> None:
-    """But what depends on it: positions, and how transactions ended."""
+    """Only offsets and the ends of transactions, which depend on the damaged partition, wait."""
     with follow_after(store, bucket, tmp_path) as replica, LogStore(tmp_path / "copy", background=False) as copy:
         for name in ("a", "b"):
             for log in store.topic(name).partitions():
@@ -425,7 +424,7 @@ def test_damage_in_one_partition_keeps_no_other_back(
 
 @pytest.mark.long
 def test_killed_while_topics_are_renamed_and_deleted(tmp_path: Path, store: LogStore, bucket: Counting) -> None:
-    """At any call: what was brought is used, and nothing stays that is no topic."""
+    """Killed at any call: downloaded files are used, and folders of former topics are removed."""
     ship(store, bucket)
     for calls in range(1, 1000):
         folder = tmp_path / str(calls)
@@ -459,7 +458,7 @@ def test_killed_while_topics_are_renamed_and_deleted(tmp_path: Path, store: LogS
 def test_a_reader_that_looks_before_what_was_compacted_away_is_removed(
     tmp_path: Path, store: LogStore, bucket: Counting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It lists the files of before beside those of after, and takes none that goes then for one that is missing."""
+    """It lists old and new files together; a file that is deleted meanwhile is not reported as missing."""
     store.create_topic("keys", cleanup_policy="compact", segment_records=3)
     keys = store.topic("keys").partition(0)
     for number in range(10):
@@ -488,12 +487,11 @@ def test_a_reader_that_looks_before_what_was_compacted_away_is_removed(
 
 
 class Full(FaultyFileSystem):
-    """There is no room for a topic, for a while."""
+    """A file system that has no room for a topic for a while."""
 
     full = ""
 
     def make_folders(self, path: str) -> None:
-        """As `FileSystem.make_folders`."""
         if self.full and path.startswith(self.full):
             raise DiskFull(path)
         super().make_folders(path)
@@ -503,7 +501,7 @@ class Full(FaultyFileSystem):
 def test_a_turn_that_failed_at_renaming_is_made_good(
     tmp_path: Path, store: LogStore, bucket: Counting, is_begun_anew: bool
 ) -> None:
-    """By the next turn, of whatever process: nothing is brought again, and nothing is in its way then."""
+    """The next cycle of any process repairs it: it downloads nothing again, and finds no obstacle."""
     files, folder = Full(), tmp_path / "copy"
     ship(store, bucket)
     with follow(bucket, folder, fs=files) as replica:

@@ -1,6 +1,6 @@
-"""Restores to a time and to offsets: what is left out, what is kept, and what goes on from there.
+"""Restores to a time and to offsets: records that are left out or kept, and the work that continues after them.
 
-SEGMENTLOG_REWINDING_ROUNDS  random histories
+SEGMENTLOG_REWINDING_ROUNDS random histories
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ROUNDS = int(os.environ.get("SEGMENTLOG_REWINDING_ROUNDS", "6"))
 
 
 def run_trial(folder: Path, seed: str, *, forgetful: bool = False, restores: int = 2) -> None:
-    """One history, and restores of it."""
+    """Run one history and restores of it."""
     folder.mkdir()
     trial = Trial(folder, seed, forgetful=forgetful)
     try:
@@ -50,7 +50,7 @@ def run_trial(folder: Path, seed: str, *, forgetful: bool = False, restores: int
 @pytest.mark.parametrize("forgetful", [False, True])
 @pytest.mark.parametrize("seed", seeds("rewinding"))
 def test_what_is_below_the_cut_is_there_and_nothing_else(tmp_path: Path, seed: int, forgetful: bool) -> None:
-    """Over random histories: no part of a transaction without the rest, no offset twice, no position behind it."""
+    """Random histories: transactions are complete, offsets are unique, and no committed offset is after the cut."""
     for number in range(share(ROUNDS, "rewinding")):
         run_trial(tmp_path / str(number), f"{seed}/{number}/{forgetful}", forgetful=forgetful)
         shutil.rmtree(tmp_path / str(number))
@@ -61,7 +61,7 @@ def test_what_is_below_the_cut_is_there_and_nothing_else(tmp_path: Path, seed: i
     ["1/87/False"],  # a position in a range that was truncated before it was shipped
 )
 def test_histories_that_found_something(tmp_path: Path, history: str) -> None:
-    """They are tried always."""
+    """These histories found faults before, and always run."""
     run_trial(tmp_path / "found", history, forgetful=history.endswith("True"))
 
 
@@ -69,7 +69,7 @@ def test_histories_that_found_something(tmp_path: Path, history: str) -> None:
 
 
 def patched(where: object, name: str, value: object) -> Callable[[], Any]:
-    """Within, something is another thing."""
+    """Return a patch of one attribute."""
     return lambda: mock.patch.object(where, name, value)
 
 
@@ -94,7 +94,7 @@ SABOTAGES: dict[str, Callable[[], Any]] = {
 @pytest.mark.long
 @pytest.mark.parametrize("name", SABOTAGES)
 def test_a_sabotage_is_caught(tmp_path: Path, name: str) -> None:
-    """The check of the random histories is no formality."""
+    """The check of the random histories detects each of these faults."""
     for number in range(30):
         try:
             with SABOTAGES[name]():
@@ -118,44 +118,44 @@ class Shipped:
         self.store = LogStore(folder / "store", background=False, fs=NoSyncFileSystem(), clock=self.clock)
 
     def topic(self, name: str, count: int, **settings: Any) -> None:
-        """A topic of so many records, one a second."""
+        """Create a topic of ``count`` records, one a second."""
         log = self.store.create_topic(name, fsync="always", compression_type="none", **settings).partition(0)
         for number in range(count):
             log.append([b"%s-%d" % (name.encode(), number)])
             self.clock.advance(1000)
 
     def ship(self) -> None:
-        """All of it."""
+        """Ship everything."""
         shipper = Shipper(self.store._topics, self.bucket, parallel=0)
         shipper.ship()
         shipper.close()
 
     def restore(self, name: str = "restored", *topics: str, fs: Any = None, **options: Any) -> Restored:
-        """In a folder beside it."""
+        """Restore into a folder next to the store."""
         files = fs or NoSyncFileSystem()
         path = str(self.folder / name)
         return restore(self.bucket, path, topics, fs=files, clock=self.clock, parallel=0, **options)
 
     def open(self, name: str = "restored") -> LogStore:
-        """What was restored."""
+        """Open the restored store."""
         return LogStore(self.folder / name, background=False, fs=NoSyncFileSystem(), clock=self.clock)
 
     def values(self, topic: str, name: str = "restored") -> list[bytes | None]:
-        """What is in a topic of it."""
+        """Return the values of a topic of the restored store."""
         with self.open(name) as store:
             return list(values_by_offset(store.topic(topic).partition(0)).values())
 
 
 @pytest.fixture
 def shipped(tmp_path: Path) -> Iterator[Shipped]:
-    """With nothing in it."""
+    """Yield an empty store that is shipped."""
     made = Shipped(tmp_path)
     yield made
     made.store.close()
 
 
 def test_a_batch_is_cut_in_two(shipped: Shipped) -> None:
-    """And what is behind the cut is in no file of the restored store; it goes on behind what was promised."""
+    """Records after the cut are in no file of the restored store, which continues after all promised offsets."""
     shipped.topic("a", 0, segment_records=4)
     log = shipped.store.topic("a").partition(0)
     log.append([b"first-%d" % number for number in range(3)])
@@ -183,7 +183,7 @@ def test_a_batch_is_cut_in_two(shipped: Shipped) -> None:
 
 
 def test_to_a_time(shipped: Shipped) -> None:
-    """In the order of offsets; before all there is nothing is left, later than all everything; datetimes do, too."""
+    """The order of offsets counts; an early time leaves nothing, a late one everything; datetimes work, too."""
     began_ms = shipped.clock.now_ms()
     shipped.topic("a", 6, segment_records=2)
     shipped.ship()
@@ -198,7 +198,7 @@ def test_to_a_time(shipped: Shipped) -> None:
 
 
 def test_what_lies_wholly_behind_the_cut_is_not_brought(shipped: Shipped, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor is what lies wholly before a time looked at but for restoring it."""
+    """Segments completely before the time are restored but not inspected."""
     shipped.topic("a", 20, segment_records=2)
     shipped.topic("b", 1)
     with shipped.store.producer(name="p") as producer:
@@ -239,7 +239,7 @@ def test_what_lies_wholly_behind_the_cut_is_not_brought(shipped: Shipped, monkey
 def test_what_cannot_be_cut_is_refused(
     shipped: Shipped, options: dict[str, Any], error: type[Exception], words: str
 ) -> None:
-    """With what, where and why; and nothing is left of it."""
+    """The error has the partition and the reason; no file of the restore remains."""
     shipped.topic("a", 6)
     shipped.store.topic("a").partition(0).trim(2)
     shipped.ship()
@@ -249,7 +249,7 @@ def test_what_cannot_be_cut_is_refused(
 
 
 def test_at_the_end_and_at_the_begin(shipped: Shipped) -> None:
-    """At the end nothing is cut; at the begin nothing is left, and what is known of producers stays."""
+    """A cut at the end removes nothing; at the beginning it removes all records, but the state of producers stays."""
     shipped.topic("a", 6)
     shipped.store.topic("a").partition(0).trim(2)
     shipped.ship()
@@ -261,7 +261,7 @@ def test_at_the_end_and_at_the_begin(shipped: Shipped) -> None:
 
 @pytest.mark.parametrize("options", [{"offsets": {("a", 0): 5, ("b", 0): 0}}, {"at": None}])
 def test_killed_anywhere_it_goes_on(shipped: Shipped, options: dict[str, Any]) -> None:
-    """With the same options: others are told what was begun."""
+    """A restore with the same options continues; with other options, the error names the options of the first one."""
     shipped.topic("a", 8, segment_records=3)
     shipped.topic("b", 3)
     with shipped.store.producer(name="p") as producer, producer.transaction():
@@ -293,7 +293,10 @@ def test_killed_anywhere_it_goes_on(shipped: Shipped, options: dict[str, Any]) -
 
 
 def test_positions_go_back_with_what_committed_them(shipped: Shipped) -> None:
-    """To what they were before, where that is known; those behind a cut are put at it, the others stay."""
+    """Offsets return to their earlier values, where those are known.
+
+    Offsets after a cut move to it, the others stay.
+    """
     shipped.topic("in", 9)
     shipped.topic("out", 2)
     shipped.topic("other", 5)
@@ -320,7 +323,7 @@ def test_positions_go_back_with_what_committed_them(shipped: Shipped) -> None:
 
 @pytest.mark.parametrize("compacted", [False, True])
 def test_a_position_that_was_the_first(shipped: Shipped, compacted: bool) -> None:
-    """It is gone with its transaction; where there may have been another one before, it stays, and that is told."""
+    """It is deleted with its transaction. If there may have been an earlier offset, it stays, with a warning."""
     shipped.topic("in", 9)
     shipped.topic("out", 2)
     source = TopicPartition("in", 0)
@@ -342,7 +345,7 @@ def test_a_position_that_was_the_first(shipped: Shipped, compacted: bool) -> Non
 
 
 def test_a_transaction_is_left_out_as_a_whole(shipped: Shipped) -> None:
-    """Where one partition is cut, the others are in front of its marker; what was committed before stays."""
+    """If one partition is cut, the others end before the transaction's marker; earlier commits stay."""
     for name in "ab":
         shipped.topic(name, 0)
     with shipped.store.producer(name="p") as producer:
@@ -362,7 +365,7 @@ def test_a_transaction_is_left_out_as_a_whole(shipped: Shipped) -> None:
 
 @pytest.mark.parametrize("is_told", [False, True])
 def test_the_end_of_a_transaction_has_a_time(shipped: Shipped, is_told: bool) -> None:
-    """What was decided later than that was not committed then, whether or not its marker is on disk."""
+    """A transaction that was decided after the time counts as not committed, whether or not its marker is on disk."""
     shipped.topic("a", 0)
     with shipped.store.producer(name="p") as producer, producer.transaction():
         at = shipped.clock.now_ms()
@@ -381,7 +384,7 @@ def test_the_end_of_a_transaction_has_a_time(shipped: Shipped, is_told: bool) ->
 
 
 def test_what_compaction_has_taken_is_told(shipped: Shipped) -> None:
-    """A key that was written again behind the cut is missing in front of it."""
+    """A key that was written again after the cut is missing before it."""
     shipped.topic("a", 0, cleanup_policy="compact", segment_records=2)
     log = shipped.store.topic("a").partition(0)
     for number in range(6):
@@ -394,7 +397,7 @@ def test_what_compaction_has_taken_is_told(shipped: Shipped) -> None:
 
 
 def test_of_some_topics(shipped: Shipped) -> None:
-    """Those that are not restored cannot be cut."""
+    """Partitions that are not restored cannot be cut."""
     shipped.topic("a", 3)
     shipped.topic("b", 3)
     shipped.ship()

@@ -1,4 +1,4 @@
-"""A restore that is killed, and run again: between any two calls, and with other things lying there by then."""
+"""A restore that is killed and run again: between any two calls, and with other objects in the store by then."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from segmentlog.testing.fault_injection import Died, FaultyFileSystem
 
 @pytest.fixture
 def bucket() -> Memory:
-    """Where it is shipped to."""
+    """Return the bucket that the store is shipped to."""
     return Memory()
 
 
@@ -45,14 +45,14 @@ def store(tmp_path: Path) -> Iterator[LogStore]:
 
 
 def ship(store: LogStore, bucket: Memory) -> None:
-    """All of it."""
+    """Ship everything."""
     shipper = Shipper(store._topics, bucket, parallel=0)
     shipper.ship()
     shipper.close()
 
 
 def contents(store: LogStore) -> dict[str, dict[int, bytes | None]]:
-    """What is in all partitions."""
+    """Return the values of all partitions."""
     return {
         f"{topic}/{log.number}": values_by_offset(log)
         for topic in store.topics() for log in store.topic(topic).partitions()
@@ -60,7 +60,7 @@ def contents(store: LogStore) -> dict[str, dict[int, bytes | None]]:
 
 
 def restored(bucket: Memory, folder: Path) -> dict[str, dict[int, bytes | None]]:
-    """What a restore there shows."""
+    """Restore into the folder, and return the values."""
     restore(bucket, str(folder), parallel=0)
     with LogStore(folder, background=False) as store:
         return contents(store)
@@ -78,7 +78,7 @@ def killed(bucket: Memory, folder: Path, call: int) -> bool:
 
 
 def killed_once(bucket: Memory, path: Path, is_so: Callable[[Path], bool]) -> Path:
-    """The folder of a restore that died at the first call by which something was so in it."""
+    """Return the folder of a restore that died at the first call after which a condition holds."""
     for call in count(1):
         assert killed(bucket, path / str(call), call), "it never was so"
         if is_so(path / str(call)):
@@ -88,7 +88,7 @@ def killed_once(bucket: Memory, path: Path, is_so: Callable[[Path], bool]) -> Pa
 
 @pytest.mark.long
 def test_killed_at_any_call_it_can_be_run_again(tmp_path: Path, store: LogStore, bucket: Memory) -> None:
-    """Then all is there, whatever was done before."""
+    """A second run completes it after any part of the work."""
     ship(store, bucket)
     calls = 1
     while killed(bucket, tmp_path / str(calls), calls):
@@ -106,7 +106,7 @@ def test_killed_at_any_call_it_can_be_run_again(tmp_path: Path, store: LogStore,
 
 
 def test_what_has_come_and_gone_between_two_runs(tmp_path: Path, store: LogStore, bucket: Memory) -> None:
-    """Topics that were deleted, renamed, or made anew with fewer partitions: nothing of them is left, or mixed in."""
+    """Topics that were deleted, renamed, or recreated with fewer partitions leave no files, and are not mixed up."""
     ship(store, bucket)
     calls = 20
     while killed(bucket, tmp_path / str(calls), calls):
@@ -126,7 +126,7 @@ def test_what_has_come_and_gone_between_two_runs(tmp_path: Path, store: LogStore
 
 
 def test_what_was_begun_of_another_restore_is_left_alone(tmp_path: Path, store: LogStore, bucket: Memory) -> None:
-    """Of other topics, say: it is told what it is."""
+    """If the unfinished restore was of other topics, the error says so."""
     ship(store, bucket)
     there = killed_once(bucket, tmp_path, lambda folder: (folder / "@restoring").exists())
     with pytest.raises(ShippingRefused, match=r"contains another unfinished restore: .*'topics': \[\]"):
@@ -141,7 +141,6 @@ class Slow(Memory):
     meanwhile: Callable[[], None] | None = None
 
     def get(self, key: str) -> tuple[bytes, str]:
-        """As `Bucket.get`."""
         meanwhile, is_segment = self.meanwhile, key.startswith("segments/")
         if meanwhile is not None and is_segment:
             self.meanwhile = None
@@ -150,7 +149,7 @@ class Slow(Memory):
 
 
 def test_two_are_not_at_one_folder(tmp_path: Path, store: LogStore) -> None:
-    """Whoever is run while another one is only slow would be done first; and what was appended then be overwritten."""
+    """A second restore would end before the slow one, which would then overwrite new records."""
     bucket, folder = Slow(), tmp_path / "copy"
     ship(store, bucket)
 
@@ -166,7 +165,7 @@ def test_two_are_not_at_one_folder(tmp_path: Path, store: LogStore) -> None:
 
 
 def test_what_is_whole_is_not_brought_again(tmp_path: Path, store: LogStore, bucket: Memory) -> None:
-    """And told as kept; what is not is brought anew."""
+    """Intact files are kept and reported as kept; damaged ones are downloaded again."""
     ship(store, bucket)
     there = killed_once(bucket, tmp_path, lambda folder: len(list(folder.rglob("*.log"))) > 2)
     segments = sorted(there.rglob("*.log"))
@@ -260,7 +259,7 @@ def test_a_manifest_that_contradicts_itself_is_refused(
 
 
 def test_a_restore_is_no_crash(tmp_path: Path, bucket: Memory, caplog: pytest.LogCaptureFixture) -> None:
-    """Every process that opens a restored log gets "restored" as the verdict, until one resumes it; nothing warns."""
+    """The verdict for every process is "restored" until one resumes the log, without a warning."""
     with LogStore(tmp_path / "store", background=False) as store:
         store.create_topic("a", 2, fsync="always").partition(0).append([b"1"])
         ship(store, bucket)
@@ -281,7 +280,8 @@ def test_a_restore_is_no_crash(tmp_path: Path, bucket: Memory, caplog: pytest.Lo
 
 
 def test_a_restored_log_skips_offsets_once(tmp_path: Path, bucket: Memory) -> None:
-    """One gap in each partition, whoever opens it how often, over a machine's death too; a second restore has the same.
+    """A restored log has one gap, however often processes open it, also after a machine's death and in a second
+    restore.
 
     The gap reaches to the ceiling: the owner of the store may have assigned everything below, also in a partition of
     which the object store has no record.
@@ -307,4 +307,4 @@ def test_a_restored_log_skips_offsets_once(tmp_path: Path, bucket: Memory) -> No
             assert all(log.append([b"new"]) == log.lost_ranges()[0].end_offset for log in logs)
     assert gaps[0] == gaps[1]
     assert gaps[0][1][0] == 0
-    assert gaps[0][1][1] > 1  # the offset of what was not shipped is not used again
+    assert gaps[0][1][1] > 1  # the offset of the record that was not shipped is skipped

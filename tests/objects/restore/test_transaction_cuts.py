@@ -18,7 +18,7 @@ def ends(*markers: tuple[int, int], producer_id: int = 7, committed: bool = True
 
 
 def commit(**of: int) -> CommitDecision:
-    """A decision: where its data ends, by partition."""
+    """Return a decision: the ends of its data, by partition."""
     return CommitDecision(7, {{"a": A, "b": B, "c": C, "p": POSITIONS}[name]: end for name, end in of.items()})
 
 
@@ -38,7 +38,7 @@ def commit(**of: int) -> CommitDecision:
 def test_as_the_decisions_say(
     cuts: dict[PartitionKey, int], commits: list[CommitDecision], expected: dict[PartitionKey, int]
 ) -> None:
-    """Whatever the times are; markers of one transaction lie at other offsets in each partition."""
+    """The times do not matter; markers of one transaction have different offsets in each partition."""
     markers = {where: ends((1, 50), (3, 50)) for where in (A, B, C)}
     assert extend_cuts(cuts, markers, commits, set()).cuts == expected
 
@@ -51,12 +51,12 @@ def test_as_the_decisions_say(
         ([(1, 9), (3, 19), (5, 29)], 3),
         ([(1, 10), (5, 30)], 5),  # the one that is cut is not there
         ([(1, 10)], None),
-        ([(1, 500)], 1),  # far away, and nearest all the same: nobody can tell
+        ([(1, 500)], 1),  # far away, but the nearest: a better choice is unknown
         ([], None),
     ],
 )
 def test_as_the_time_says(there: list[tuple[int, int]], expected: int | None) -> None:
-    """Where no decision is left: those that are nearest to each other."""
+    """If no decision remains, the markers with the nearest times belong together."""
     markers = {A: ends((1, 10), (3, 20), (5, 30)), B: ends(*there)}
     assert extend_cuts({A: 3}, markers, [], set()).cuts.get(B) == expected
 
@@ -68,7 +68,7 @@ def test_in_one_millisecond_their_order_counts() -> None:
 
 
 def test_others_are_let_alone() -> None:
-    """Other producers' transactions, and aborted ones: these are not there anyway."""
+    """Transactions of other producers, and aborted ones, need no decision."""
     markers = {A: ends((1, 10)), B: ends((1, 10), producer_id=8), C: ends((1, 10), committed=False)}
     assert extend_cuts({A: 0}, markers, [], set()).cuts == {A: 0}
 
@@ -81,7 +81,7 @@ def test_what_is_never_cut_is_told() -> None:
 
 
 def test_where_a_marker_is_not_there_yet() -> None:
-    """It is to be aborted there if it is taken back elsewhere, and else to be let alone."""
+    """It is aborted there if the transaction is taken back elsewhere; otherwise it needs nothing."""
     markers = {A: ends((1, 10)), B: []}
     taken_back = extend_cuts({A: 1}, markers, [commit(a=1, b=4)], set())
     assert (taken_back.undecided, taken_back.committed) == ({(B, 7)}, set())
@@ -92,7 +92,7 @@ def test_where_a_marker_is_not_there_yet() -> None:
 
 
 def test_what_was_decided_later_is_taken_back() -> None:
-    """Its markers that are missing cannot say so."""
+    """Its missing markers cannot show that."""
     late = CommitDecision(7, {A: 1, B: 4}, decided_ms=50)
     kept = extend_cuts({}, {A: ends((1, 50)), B: []}, [late], set(), 49)
     assert (kept.cuts, kept.undecided) == ({A: 1}, {(B, 7)})

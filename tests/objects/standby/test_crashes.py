@@ -143,7 +143,7 @@ class World:
                 yield disk, bucket, f"{how} after call {number} of {len(self.moments)}"
 
     def read(self, disk: SimulatedDisk, path: str = PATH, *, read_only: bool = False) -> dict[str, list[bytes | None]]:
-        """All values, by topic."""
+        """Return all values, by topic."""
         self.current = disk
         with LogStore(path, background=False, fs=disk.process(), clock=self.clock, read_only=read_only) as store:
             return {name: list(values_by_offset(store.topic(name).partition(0)).values()) for name in store.topics()}
@@ -245,7 +245,7 @@ def test_a_takeover_that_another_machine_has_overtaken(replicated: World, seed: 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", seeds("standby crashes"))
 def test_a_former_store_is_set_aside(world: World, seed: int) -> None:
-    """What was never shipped is in the folder of the former store; the replica has what the new owner has."""
+    """Records that were never shipped stay in the folder of the former store; the replica has the new owner's."""
     with world.create_store(world.disk.process(), PATH) as store:
         store.topic("t").partition(0).append([b"never shipped"])
         path = world.folder / "m2"

@@ -51,7 +51,7 @@ def _read(path: Path, now_ms: int = _NOW_MS) -> MachineRole:
 
 
 def test_a_folder_that_is_not_shipped_has_no_role(tmp_path: Path) -> None:
-    """Neither has a replica that no standby follows."""
+    """A folder with a replica has no role either, unless a standby refreshes it."""
     with segmentlog.open(tmp_path / "plain", background=False):
         pass
     assert read_machine_role(_FS, str(tmp_path / "plain"), _NOW_MS) is None
@@ -78,7 +78,7 @@ def test_a_standby_that_can_take_over(tmp_path: Path, url: str) -> None:
 
 
 def test_a_standby_with_an_abandoned_takeover(tmp_path: Path, url: str) -> None:
-    """It has a binding, but it is not the owner. Neither is a machine whose takeover is not complete."""
+    """It has a binding but is not the owner, like a machine whose takeover is incomplete."""
     path = _standby(tmp_path, url)
     binding = read_binding(_FS, str(tmp_path / "owner"))
     assert binding is not None
@@ -99,7 +99,7 @@ def test_a_standby_with_an_abandoned_takeover(tmp_path: Path, url: str) -> None:
 def test_a_standby_that_cannot_take_over_says_why(
     tmp_path: Path, url: str, options: dict[str, object], problem: str
 ) -> None:
-    """In its role, and in `health` of its folder."""
+    """The reason is in its role, and in `health()` of its folder."""
     path = _standby(tmp_path, url, **options)
     assert problem in _read(path).problem
     with segmentlog.open(path, create=False, read_only=True, background=False) as store:

@@ -1,4 +1,4 @@
-"""The check of `test_trial` is no formality: ways to break a standby, and each is found out."""
+"""The check of `test_trial` detects each of these ways to break a standby."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _STANDBY = "segmentlog.objects.standby"
 
 
 def patched(**values: object) -> Callable[[], AbstractContextManager[Any]]:
-    """Within, some things are other things."""
+    """Return a patch of several attributes."""
 
     def patch() -> ExitStack:
         stack = ExitStack()
@@ -51,7 +51,7 @@ def _put_anyway(
     """Put the manifest that was read when the takeover began, whatever the object store has by now."""
     if manifest.owner.id == binding.owner_id:
         return binding
-    for _ in range(5):  # somebody may ship meanwhile
+    for _ in range(5):  # another machine may ship meanwhile
         bucket.get(MANIFEST_KEY)
     taken = replace(new_owner(binding.owner_epoch, now_ms), id=binding.owner_id, nodes=nodes)
     changed = replace(manifest, owner=taken, sequence=manifest.sequence + 1, nonce=new_nonce(), shipped_ms=now_ms)
@@ -60,7 +60,7 @@ def _put_anyway(
 
 
 def _write_grants(fs: FileSystem, path: str, binding: Binding, manifest: Manifest, parallel: int) -> None:
-    """Write the grants, whoever owns the store."""
+    """Write the grants without checking the owner."""
     for topic in manifest.topics:
         for partition in topic.partitions:
             write_grant(fs, f"{path}/{topic.name}/{partition.number}", OffsetGrant(partition.offset_grant))
@@ -112,13 +112,13 @@ _LED_THERE: dict[str, dict[str, int]] = {
     "programs that do not notice the move": {"former returns": 40, "use former store": 40},
     "programs that may change a replica": {"former returns": 40, "use former store": 40},
 }
-"""What happens more often in lives in which the harm is rare."""
+"""Steps that are made more frequent where the fault is rare."""
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", SABOTAGES)
 def test_it_is_caught(memory_path: Path, name: str) -> None:
-    """Within so many rounds, by a promise that is broken, or by a standby that does not go on."""
+    """Within these rounds, a guarantee is broken, or a standby does not continue."""
     seen: Counter[str] = Counter()
     for number in range(_ROUNDS):
         folder = memory_path / str(number)

@@ -1,4 +1,4 @@
-"""What a standby meets seldom: a put that arrives late, programs that use a former store, folders of all kinds."""
+"""Rare situations of a standby: a late put, programs that use a former store, folders of all kinds."""
 
 from __future__ import annotations
 
@@ -254,7 +254,7 @@ def test_readers_of_a_replica_see_the_takeover(machine: Create) -> None:
 
 
 def test_unshipped_records_are_logged(machine: Create, caplog: pytest.LogCaptureFixture) -> None:
-    """With topic, partition and offsets, and the folder that contains them."""
+    """The line has topic, partition and offsets, and the folder that contains the records."""
     first, _ = replaced_owner(machine)
     first.stop()
     first.cycle()
@@ -265,7 +265,7 @@ def test_unshipped_records_are_logged(machine: Create, caplog: pytest.LogCapture
 
 
 def test_an_owner_that_has_ended_shipping(machine: Create, caplog: pytest.LogCaptureFixture) -> None:
-    """Its store is independent now: no standby takes it over, and none tries in each cycle."""
+    """Its store is independent now: a standby does not take it over, and does not retry in each cycle."""
     first, second = owner_with(machine)
     assert first.store is not None
     stop_shipping(first.store._topics, first.bucket)
@@ -330,7 +330,7 @@ def test_the_first_machine_is_the_owner(machine: Create, bucket: Memory) -> None
 
 
 def test_an_owner_is_not_set_aside(machine: Create, bucket: Memory) -> None:
-    """Nor is a store that is not fenced, or that was never shipped."""
+    """A store that is not fenced or was never shipped is not set aside, either."""
     first, second = owner_with(machine)
     with pytest.raises(ShippingRefused, match="store of the owner"):
         set_aside_former_store(bucket, FS, str(first.folder))
@@ -344,7 +344,7 @@ def test_an_owner_is_not_set_aside(machine: Create, bucket: Memory) -> None:
 
 
 def test_an_unfinished_takeover_without_a_manifest(machine: Create, bucket: Memory) -> None:
-    """The folder is no store: no server may create a new one in it."""
+    """The folder is not a store yet: a server must not create a new one in it."""
     _, second = owner_with(machine)
     second.stop()
     (second.folder / "@replica").unlink()

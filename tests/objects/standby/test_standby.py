@@ -38,7 +38,7 @@ class Machine:
         self.bucket, self.folder, self.clock = bucket, folder, clock
         self.node = ServerNode(1, folder.name, port)
         self.probe_result = ALIVE
-        """What this machine finds when it probes the owner."""
+        """Result of this machine's probes of the owner."""
         self.can_create = False
         self.store: LogStore | None = None
         self.standby: Standby | None = None
@@ -122,7 +122,7 @@ def machine(tmp_path: Path, bucket: Memory) -> Iterator[Callable[[str], Machine]
 
 
 def values(store: LogStore, topic: str = "t") -> list[bytes | None]:
-    """All values of partition 0."""
+    """Return all values of partition 0."""
     return list(values_by_offset(store.topic(topic).partition(0)).values())
 
 
@@ -144,7 +144,7 @@ def test_the_first_machine_creates_a_store_in_an_empty_folder(
 
 
 def test_a_machine_that_could_create_a_store_follows_a_shipped_one(machine: Callable[[str], Machine]) -> None:
-    """With an empty folder, for example after its disk was replaced."""
+    """Its folder is empty, for example after its disk was replaced."""
     first, second = machine("m1"), machine("m2")
     first.serve()
     second.can_create = True
@@ -217,7 +217,7 @@ def test_it_waits_for_the_first_machine(machine: Callable[[str], Machine]) -> No
 
 
 def test_a_former_owner_follows(machine: Callable[[str], Machine], bucket: Memory) -> None:
-    """What it had shipped is linked, not downloaded; what it had not is set aside, and can be read there."""
+    """Its shipped files are linked and not downloaded; unshipped records are set aside, and readable there."""
     first, second = machine("m1"), machine("m2")
     log = first.serve().create_topic("t", fsync="always", segment_bytes=1000).partition(0)
     for number in range(50):
@@ -246,7 +246,7 @@ def test_a_former_owner_follows(machine: Callable[[str], Machine], bucket: Memor
 
 
 def test_it_goes_back_and_forth(machine: Callable[[str], Machine]) -> None:
-    """Each machine owns the store in turn; no record that was shipped is ever missing, none has two offsets."""
+    """Each machine owns the store in turn; every shipped record stays, at one offset."""
     machines = [machine("m1"), machine("m2")]
     machines[0].serve().create_topic("t", fsync="always").partition(0).append([b"0"])
     machines[0].ship()

@@ -24,8 +24,11 @@ _SEEN = (
 @pytest.mark.long
 @pytest.mark.parametrize("seed", seeds("standbys"))
 def test_no_promise_is_broken(memory_path: Path, seed: int) -> None:
-    """Nothing shipped is lost and no offset has two records, whoever takes over when. What a former owner did not ship
-    stays in its folder, and in the end some machine is the owner; and everything was tried."""
+    """Any machine may take over at any time: shipped records stay, and an offset has one record.
+
+    Unshipped records of a former owner stay in its folder, and some machine is the owner in the end. All kinds of steps
+    occur.
+    """
     seen: Counter[str] = Counter()
     rounds = share(ROUNDS, "standbys")
     for number in range(rounds):

@@ -1,4 +1,4 @@
-"""Tiered storage: old segments lie in the object store alone, and nobody notices but by the clock."""
+"""Tiered storage: old segments exist only in the object store; readers notice nothing but the time it takes."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ ALL = {number: value(number) for number in range(45)}
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[LogStore]:
-    """Provide a store of 45 records in five segments, of which four lie in the object store alone."""
+    """Yield a store of 45 records in five segments, of which four exist only in the object store."""
     with tiered_store(tmp_path) as opened:
         yield opened
 
 
 @pytest.fixture
 def log(store: LogStore) -> Partition:
-    """Its only partition."""
+    """Return the only partition."""
     return store.topic("a").partition(0)
 
 
@@ -64,7 +64,7 @@ class CountingBucket(LocalBucket):
         super().put(key, data)
 
     def segments(self) -> list[str]:
-        """Of segments and their indexes, all that was ever put."""
+        """Return the uploaded objects of segments and their indexes, deleted ones included."""
         return sorted(key for key in self.put_keys if key.startswith("segments/"))
 
 
@@ -83,7 +83,7 @@ def test_sealed_segments_take_no_room_and_read_as_before(store: LogStore, log: P
 
 
 def test_large_segments_leave_in_parts_and_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several objects hold one: it is read from them, looked up, brought back, and each part is compared."""
+    """Several objects hold one segment: it is read and searched in them, recalled, and each part is compared."""
     monkeypatch.setattr("segmentlog.objects.upload.multipart.PART_BYTES", 300)
     with tiered_store(tmp_path) as store:
         log = store.topic("a").partition(0)
@@ -117,7 +117,7 @@ def test_a_place_is_found_by_offset_and_by_time_without_bringing_it_all(store: L
 
 
 def test_consumers_and_followers_do_not_notice(store: LogStore, log: Partition) -> None:
-    """From the earliest record on, in a group, and with what comes next."""
+    """They read from the earliest record on, in a group, and continue with new records."""
     with store.consumer("a", start="earliest", group="g") as consumer:
         assert [record.offset for record in consumer] == list(range(45))
         consumer.commit()
@@ -141,7 +141,7 @@ def test_who_has_a_segment_mapped_reads_on_in_it(tmp_path: Path) -> None:
 
 
 def test_another_process_reads_while_this_one_ships_and_evicts(tmp_path: Path) -> None:
-    """It reads all of it again and again, with its maps open, and every time it is what was appended."""
+    """It reads all records again and again with its maps open, and always gets the appended values."""
     with LogStore(tmp_path / "store", background=False) as store:
         log = store.create_topic("a", **TIERED).partition(0)
         fill(log, 5)
@@ -169,7 +169,7 @@ def test_another_process_reads_while_this_one_ships_and_evicts(tmp_path: Path) -
 
 
 def test_a_small_cache_is_enough(tmp_path: Path) -> None:
-    """What was brought makes room for what is read next, and everything is read all the same."""
+    """Blocks are evicted for later reads, and all records are read."""
     tiered_store(tmp_path, cache_bytes=1).close()
     with LogStore(tmp_path / "store", background=False, cache_bytes=1, cache_dir=tmp_path / "cache") as store:
         log = store.topic("a").partition(0)
@@ -197,7 +197,7 @@ def test_a_forked_child_brings_what_it_reads_itself(store: LogStore, log: Partit
 
 
 def test_committed_records_are_told_from_aborted_ones(tmp_path: Path) -> None:
-    """What was aborted lies there as well, and is left out."""
+    """Aborted records are in the object store, too, and are left out."""
     with LogStore(tmp_path / "store", background=False) as store:
         log = store.create_topic("a", **TIERED).partition(0)
         with store.producer(name="p", linger_ms=0) as producer:
@@ -214,7 +214,7 @@ def test_committed_records_are_told_from_aborted_ones(tmp_path: Path) -> None:
 
 
 def abort_and_commit(store: LogStore) -> None:
-    """One transaction of each outcome at the end of the log."""
+    """Append one transaction of each outcome."""
     with store.producer(name="p", linger_ms=0) as producer:
         for value_, end in ((b"aborted", producer.abort_transaction), (b"committed", producer.commit_transaction)):
             producer.begin_transaction()
@@ -223,14 +223,14 @@ def abort_and_commit(store: LogStore) -> None:
 
 
 def tail(log: Partition) -> list[bytes]:
-    """What a reader of committed records finds in the active segment."""
+    """Return the values in the active segment that a reader of committed records gets."""
     batches = log.read(log.segments()[-1].base_offset, isolation="read_committed")
     return [value_ for batch in batches for value_ in batch.values if value_ is not None]
 
 
 @pytest.mark.parametrize("first", ["transactions", "plain records"])
 def test_what_was_aborted_is_known_of_segments_that_left(tmp_path: Path, first: str) -> None:
-    """Who reads committed records at the end brings nothing of them, and needs no object store."""
+    """A reader of committed records at the end downloads no segment, and needs no object store."""
     with LogStore(tmp_path / "store", background=False) as store:
         log = store.create_topic("a", **TIERED).partition(0)
         if first == "transactions":
@@ -260,13 +260,13 @@ def test_what_was_aborted_is_known_of_segments_that_left(tmp_path: Path, first: 
 
 
 def test_what_whoever_appends_next_would_read_stays(tmp_path: Path) -> None:
-    """Without a snapshot of the producers behind a segment it is read for them; the next roll leaves one."""
+    """A segment stays local while producers have no snapshot after it; the next roll writes one."""
     with LogStore(tmp_path / "store", background=False) as store:
         log = store.create_topic("a", **TIERED).partition(0)
         abort_and_commit(store)
         fill(log, 30)
         rolled = [segment.base_offset for segment in log.segments()]
-        for base in rolled[-2:]:  # there was no room for them
+        for base in rolled[-2:]:  # as if the disk had been full
             os.unlink(f"{log.folder}/{base:020d}.snapshot")
         store.ship(url_of(tmp_path))
         assert remote(log) == rolled[:-3]
@@ -299,7 +299,7 @@ def test_it_is_verified_dumped_and_scrubbed_around(tmp_path: Path, store: LogSto
 
 
 def test_trimming_and_retention_take_stub_and_object_along(tmp_path: Path, store: LogStore, log: Partition) -> None:
-    """What goes here goes there: condemned first, deleted after the grace."""
+    """Objects of deleted segments are condemned first, and deleted after the grace period."""
     log.trim(15)
     with pytest.raises(OffsetOutOfRange):
         list(log.read(3))
@@ -320,7 +320,7 @@ def test_trimming_and_retention_take_stub_and_object_along(tmp_path: Path, store
 def test_truncating_brings_back_what_it_cuts_in_two(
     tmp_path: Path, store: LogStore, log: Partition, offset: int
 ) -> None:
-    """The segment that the log then ends in is here; those behind it are gone, and their stubs."""
+    """The segment in which the log then ends is local; later segments and their stubs are deleted."""
     lost = log.truncate(offset)
     assert lost is not None
     assert lost.base_offset == offset
@@ -372,7 +372,7 @@ def test_a_topic_is_renamed_and_deleted(tmp_path: Path, store: LogStore) -> None
 
 
 def test_after_the_death_of_the_machine_it_is_as_before(tmp_path: Path) -> None:
-    """A recovery reads nothing of what is not here."""
+    """A recovery downloads no segment."""
     tiered_store(tmp_path).close()
     (tmp_path / "store" / "a" / "0" / "state").unlink()
     os.rename(tmp_path / "bucket", tmp_path / "away")
@@ -409,7 +409,7 @@ def test_it_is_restored_followed_taken_over_and_read_where_it_lies(tmp_path: Pat
 
 
 def test_shipping_ends_once_all_of_it_is_back(tmp_path: Path, store: LogStore, log: Partition) -> None:
-    """Then it is shipped elsewhere, and leaves again; the first place may go."""
+    """The store then ships to another place and evicts again; the first place may be deleted."""
     assert store.shipping.stop_permanently() == url_of(tmp_path)
     assert remote(log) == []
     assert not [name for name in os.listdir(log.folder) if name.endswith(".remote")]
@@ -421,7 +421,7 @@ def test_shipping_ends_once_all_of_it_is_back(tmp_path: Path, store: LogStore, l
 
 
 def test_a_copy_of_the_folder_reads_as_well(tmp_path: Path, store: LogStore) -> None:
-    """Also one that was made without holes."""
+    """A copy without holes works, too."""
     shutil.copytree(store.path, tmp_path / "copy")
     with LogStore(tmp_path / "copy", background=False) as copy:
         log = copy.topic("a").partition(0)
@@ -430,7 +430,7 @@ def test_a_copy_of_the_folder_reads_as_well(tmp_path: Path, store: LogStore) -> 
 
 
 def test_what_replaces_a_hole_counts_by_itself(tmp_path: Path, store: LogStore, log: Partition) -> None:
-    """Somebody puts the bytes back by hand: the stub counts no more, and nothing has to be told."""
+    """If the bytes are put back by hand, the stub no longer counts, without any command."""
     restore(open_bucket(url_of(tmp_path)), str(tmp_path / "restored"))
     for segment in log.segments()[:4]:
         shutil.copy(segment.path.replace(store.path, str(tmp_path / "restored")), segment.path + ".back")
@@ -445,7 +445,7 @@ def test_what_replaces_a_hole_counts_by_itself(tmp_path: Path, store: LogStore, 
 
 
 def test_nothing_leaves_before_it_is_old_or_much(tmp_path: Path) -> None:
-    """By the newest record of a segment, and by what lies here; then from the oldest on."""
+    """Old segments leave by their newest record or by the local size, the oldest first."""
     clock = FakeClock()
     bucket = LocalBucket(str(tmp_path / "bucket"))
     with LogStore(tmp_path / "store", background=False, clock=clock) as store:
@@ -454,7 +454,7 @@ def test_nothing_leaves_before_it_is_old_or_much(tmp_path: Path) -> None:
             log.append([value(number)], timestamps=[clock.now_ms() + number])
         turn(store, bucket, clock)
         assert remote(log) == []
-        clock.advance(58_030)  # more than a minute behind the newest record of three segments
+        clock.advance(58_030)  # more than a minute after the newest record of three segments
         turn(store, bucket)
         assert remote(log) == [0, 10, 20]
         size_bytes = log.segments()[3].size_bytes
@@ -485,7 +485,7 @@ def test_turned_off_it_comes_back(tmp_path: Path, store: LogStore, log: Partitio
 
 
 def test_what_came_back_is_not_put_anew(tmp_path: Path) -> None:
-    """It is what lies there: the manifest refers to the same objects, and no reader has to bring it again."""
+    """The manifest refers to the same objects, and readers need not download them again."""
     clock = FakeClock()
     bucket = CountingBucket(str(tmp_path / "bucket"))
     with LogStore(tmp_path / "store", background=False, clock=clock) as store:
@@ -517,7 +517,7 @@ def test_what_came_back_is_not_put_anew(tmp_path: Path) -> None:
 
 
 def test_many_segments_leave_in_one_call(tmp_path: Path) -> None:
-    """A turn does a part of them, so that nobody waits long for it; who asks for all has all."""
+    """A cycle evicts a part of them, so that waits stay short; a request for all evicts all."""
     with LogStore(tmp_path / "store", background=False) as store:
         log = store.create_topic("a", **(TIERED | {"segment_records": 2})).partition(0)
         fill(log, 41)
@@ -531,7 +531,7 @@ def test_ship_waits_for_the_uploads_it_started_last(tmp_path: Path, monkeypatch:
     ended = UploadPool.collect_finished
 
     def all_at_once(self: UploadPool[Any, Any], wait_s: float | None = 0.0) -> Any:
-        """Uploads finish together, and only while the shipper waits for them."""
+        """Return uploads only when the shipper waits, and then all of them."""
         for future in self._under_way.values():
             future.exception()
         return ended(self, wait_s) if wait_s else []
@@ -548,7 +548,7 @@ def test_ship_waits_for_the_uploads_it_started_last(tmp_path: Path, monkeypatch:
 
 
 def test_a_topic_that_is_wanted_there_no_more_comes_back_first(tmp_path: Path) -> None:
-    """Its segments lie there alone: the manifest refers to them until all of them are here again."""
+    """Its segments exist only in the object store: the manifest refers to them until all are local again."""
     clock = FakeClock()
     with LogStore(tmp_path / "store", background=False, clock=clock) as store:
         log = store.create_topic("a", **TIERED).partition(0)
@@ -572,7 +572,7 @@ def test_a_topic_that_is_wanted_there_no_more_comes_back_first(tmp_path: Path) -
 def test_a_topic_that_is_renamed_while_it_is_looked_for_is_not_taken_for_a_deleted_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Listed under the old name, read under the new one: no manifest is without it, and nothing comes back for that."""
+    """Listed under the old name and read under the new one: it stays in every manifest, and is not recalled."""
     clock = FakeClock()
     with LogStore(tmp_path / "store", background=False, clock=clock) as store:
         log = store.create_topic("a", **TIERED).partition(0)
@@ -601,7 +601,7 @@ def test_a_topic_that_is_renamed_while_it_is_looked_for_is_not_taken_for_a_delet
 
 
 def test_nothing_leaves_of_which_a_part_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each object is asked for: what is about to be the only copy has to be there."""
+    """Each object is checked before an eviction makes it the only copy."""
     monkeypatch.setattr("segmentlog.objects.upload.multipart.PART_BYTES", 300)
     clock = FakeClock()
     with LogStore(tmp_path / "store", background=False, clock=clock) as store:

@@ -49,17 +49,14 @@ class Bucket(Memory):
         self.requests = 0
 
     def get(self, key: str) -> tuple[bytes, str]:
-        """As `Bucket.get`."""
         self.requests += 1
         return super().get(key)
 
     def put(self, key: str, data: Data) -> None:
-        """As `Bucket.put`."""
         self.requests += 1
         super().put(key, data)
 
     def compare_and_swap(self, key: str, data: Data, tag: str | None) -> str:
-        """As `Bucket.compare_and_swap`."""
         fault = self.faults.pop(0) if self.faults else ""
         if fault == "before":
             raise ObjectStoreError(self.url, key, "no answer in time")
@@ -251,7 +248,7 @@ def test_a_store_that_nobody_takes_is_taken_back(
 def test_a_put_whose_outcome_is_unknown(
     tmp_path: Path, store: LogStore, shipper: Shipper, bucket: Bucket, clock: FakeClock, fault: str, *, is_taken: bool
 ) -> None:
-    """Whatever became of the put, the store has one owner, and no offset is assigned twice."""
+    """After any outcome of the put, the store has one owner, and no offset is assigned twice."""
     log = store.topic("a").partition(0)
     log.append([b"1"])
     shipper.ship()

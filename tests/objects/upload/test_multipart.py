@@ -1,4 +1,4 @@
-"""Segments that are put in parts: what fails, who is killed, who goes on; what was shipped before there were any."""
+"""Segments that are uploaded in parts: failures, kills, other owners, and stores that were shipped without parts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from segmentlog.testing.fault_injection import Died
 
 PART_BYTES = 1000
 PARTS = 8
-"""Of a segment that `fill` makes."""
+"""The number of parts of a segment that `fill` creates."""
 GRACE_MS = 1000
 
 
@@ -59,7 +59,6 @@ class Watched(Memory):
         self.after: Callable[[str], None] = lambda key: None
 
     def put(self, key: str, data: Data) -> None:
-        """As `Bucket.put`."""
         if key != MANIFEST_KEY:
             self.before(key)
             self.puts[key] += 1
@@ -69,7 +68,6 @@ class Watched(Memory):
             self.after(key)
 
     def compare_and_swap(self, key: str, data: Data, tag: str | None) -> str:
-        """As `Bucket.compare_and_swap`."""
         self.before(key)
         tag = super().compare_and_swap(key, data, tag)
         self.after(key)
@@ -82,25 +80,25 @@ class Watched(Memory):
 
 
 def is_part(key: str) -> bool:
-    """Whether an object is one of those that make a segment."""
+    """Return whether an object is a part of a segment."""
     return key.startswith("segments/") and key.rpartition(".")[2].isdigit()
 
 
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And nobody waits."""
+    """Make parts small, and retries immediate."""
     monkeypatch.setattr(parts_module, "PART_BYTES", PART_BYTES)
     monkeypatch.setattr(parts_module, "PAUSE_S", 0)
 
 
 @pytest.fixture
 def bucket() -> Watched:
-    """Where it is shipped to."""
+    """Return the bucket that the store is shipped to."""
     return Watched()
 
 
 def fill(store: LogStore, segments: int = 2, records: int = 24, *, name: str = "t", **config: Any) -> None:
-    """So many sealed segments of about 6,000 bytes, and something in the active one."""
+    """Create a topic with ``segments`` sealed segments of about 6,000 bytes, and a record in the active one."""
     log = store.create_topic(name, compression_type="none", **config).partition(0)
     for segment in range(segments):
         for number in range(records):
@@ -112,19 +110,19 @@ def fill(store: LogStore, segments: int = 2, records: int = 24, *, name: str = "
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[LogStore]:
-    """One with two large segments."""
+    """Yield a store with two large segments."""
     with open_store(tmp_path / "store") as opened:
         fill(opened)
         yield opened
 
 
 def shipper_of(store: LogStore, bucket: Bucket, **options: Any) -> Shipper:
-    """Without threads."""
+    """Return a shipper without threads."""
     return Shipper(store._topics, bucket, **({"parallel": 0, "grace_ms": GRACE_MS} | options))
 
 
 def ship(store: LogStore, bucket: Bucket, **options: Any) -> Manifest:
-    """All of it; what lies there then."""
+    """Ship everything, and return the manifest."""
     shipper = shipper_of(store, bucket, **options)
     try:
         shipper.ship()
@@ -135,7 +133,7 @@ def ship(store: LogStore, bucket: Bucket, **options: Any) -> Manifest:
 
 
 def segment_logs(manifest: Manifest) -> list[Stored]:
-    """Of all sealed segments."""
+    """Return the logs of all sealed segments."""
     return [one.log for topic in manifest.topics for part in topic.partitions for one in part.segments]
 
 
@@ -143,7 +141,7 @@ def segment_logs(manifest: Manifest) -> list[Stored]:
 
 
 def test_a_large_segment_lies_in_parts(tmp_path: Path, store: LogStore, bucket: Watched) -> None:
-    """Each of them small, with checksums of its own; whoever reads it does not notice."""
+    """Each part is small and has its own checksums; readers see no difference."""
     logs = segment_logs(ship(store, bucket))
     assert [len(log.parts) for log in logs] == [PARTS, PARTS]
     for log in logs:
@@ -157,7 +155,7 @@ def test_a_large_segment_lies_in_parts(tmp_path: Path, store: LogStore, bucket: 
 
 
 def test_what_is_small_is_one_object_as_ever(store: LogStore, bucket: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then any version that could read what was shipped before can read the manifest."""
+    """Older versions can then read the manifest."""
     monkeypatch.setattr(parts_module, "PART_BYTES", 16 << 20)
     logs = segment_logs(ship(store, bucket))
     assert not any(log.parts for log in logs)
@@ -166,7 +164,7 @@ def test_what_is_small_is_one_object_as_ever(store: LogStore, bucket: Watched, m
 
 
 def test_an_older_version_refuses_what_it_cannot_read(store: LogStore, bucket: Watched) -> None:
-    """By the number of the format, before it looks for objects that are not there."""
+    """The format number refuses it, before any lookup of objects."""
     ship(store, bucket)
     assert json.loads(bucket.get(MANIFEST_KEY)[0])["format"] == 2
 
@@ -190,7 +188,7 @@ def test_parts_that_do_not_add_up_are_damage(store: LogStore, bucket: Watched, s
 
 
 def test_damage_in_a_part_is_told_by_its_name(tmp_path: Path, store: LogStore, bucket: Watched) -> None:
-    """By whoever looks, restores, or follows."""
+    """Verify, a restore and a replica name the part."""
     one = segment_logs(ship(store, bucket))[1].objects[3]
     bucket.put(one.key, b"y" * one.size_bytes)
     assert [key for key, _ in verify(bucket).problems] == [one.key]
@@ -204,7 +202,7 @@ def test_damage_in_a_part_is_told_by_its_name(tmp_path: Path, store: LogStore, b
 
 
 def test_a_replica_goes_on_from_chunks_to_parts(tmp_path: Path, bucket: Watched) -> None:
-    """What it has of a segment that was appended to is kept when that is sealed, and compared."""
+    """Its bytes of an active segment are compared and kept when the segment is sealed."""
     with open_store(tmp_path / "store") as store:
         log = store.create_topic("t", compression_type="none").partition(0)
         for number in range(5):
@@ -230,7 +228,7 @@ def test_a_replica_goes_on_from_chunks_to_parts(tmp_path: Path, bucket: Watched)
 
 
 def test_a_part_that_fails_is_put_again_alone(tmp_path: Path, store: LogStore, bucket: Watched) -> None:
-    """The others are not, and nobody is told."""
+    """The other parts are not repeated, and no error is reported."""
     failing = {"2": 1, "4": parts_module.TRIES - 1}
 
     def fail(key: str) -> None:
@@ -249,7 +247,7 @@ def test_a_part_that_fails_is_put_again_alone(tmp_path: Path, store: LogStore, b
 def test_one_that_goes_on_failing_is_told_and_is_all_that_is_put_later(
     tmp_path: Path, store: LogStore, bucket: Watched
 ) -> None:
-    """By the next turn, or the next process: the other parts are not sent again."""
+    """The next cycle or the next process puts that part; the others are not sent again."""
 
     def fail(key: str) -> None:
         if is_part(key) and key.endswith(".3"):
@@ -267,7 +265,7 @@ def test_one_that_goes_on_failing_is_told_and_is_all_that_is_put_later(
 
 
 def test_no_other_try_where_none_helps(store: LogStore, bucket: Watched) -> None:
-    """Whoever may not put is told at once."""
+    """A client without permission gets the error at once."""
     asked: list[str] = []
 
     def fail(key: str) -> None:
@@ -284,7 +282,7 @@ def test_no_other_try_where_none_helps(store: LogStore, bucket: Watched) -> None
 def test_fewer_at_a_time_where_they_fail_beside_each_other(
     store: LogStore, bucket: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the way is narrow none of many would come through in time."""
+    """On a narrow connection, many parts at once would all time out."""
     now, most, mutex = [0], [0], threading.Lock()
 
     def begin(key: str) -> None:
@@ -326,7 +324,7 @@ def test_fewer_at_a_time_where_they_fail_beside_each_other(
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_killed_between_any_two_requests_it_goes_on_where_it_was(tmp_path: Path, when: str) -> None:
-    """What lies there is not put again, but for one part, of which nobody could know; and no rubbish stays."""
+    """Uploaded parts are not repeated, except one whose upload is uncertain; no rubbish remains."""
     for number in range(1, 40):
         folder, bucket, clock = tmp_path / str(number), Watched(), FakeClock()
         requests = [0]
@@ -373,7 +371,7 @@ def _die_at(name: str) -> Callable[[str], None]:
 
 
 def half_shipped(store: LogStore, bucket: Watched, name: str = ".4") -> list[str]:
-    """Killed at a part: the names of those that lie there."""
+    """Kill a shipper at a part, and return the names of the uploaded parts."""
     bucket.before = _die_at(name)
     shipper = shipper_of(store, bucket)
     with pytest.raises(Died):
@@ -384,7 +382,7 @@ def half_shipped(store: LogStore, bucket: Watched, name: str = ".4") -> list[str
 
 
 def test_a_part_that_somebody_swept_meanwhile_is_put_again(tmp_path: Path, store: LogStore, bucket: Watched) -> None:
-    """What the journal says is looked at, not believed."""
+    """The journal is a hint: parts in it are checked."""
     there = half_shipped(store, bucket)
     bucket.delete(there[1:2])
     ship(store, bucket)
@@ -393,7 +391,7 @@ def test_a_part_that_somebody_swept_meanwhile_is_put_again(tmp_path: Path, store
 
 
 def test_a_part_that_is_condemned_is_not_gone_by(tmp_path: Path, store: LogStore, bucket: Watched) -> None:
-    """It will be deleted: the segment is begun anew, under other names."""
+    """The part will be deleted: the segment is uploaded again under other names."""
     named = {one.key for one in ship(store, bucket).objects()}
     fill(store, 1, name="u")
     there = [key for key in half_shipped(store, bucket) if key not in named]
@@ -414,7 +412,7 @@ def test_a_journal_that_is_damaged_is_none(tmp_path: Path, store: LogStore, buck
 
 
 def test_a_journal_of_another_place_is_none(tmp_path: Path, store: LogStore, bucket: Watched) -> None:
-    """What lies at one URL does not lie at another one."""
+    """Parts at one URL say nothing about another URL."""
     half_shipped(store, bucket)
     path = tmp_path / "store" / UPLOADS_FILE
     path.write_bytes(path.read_bytes().replace(b"memory://bucket", b"memory://elsewhere"))
@@ -459,7 +457,7 @@ def test_a_file_that_is_replaced_meanwhile_is_begun_anew_and_its_parts_go(tmp_pa
 
 
 def test_parts_of_a_topic_that_is_deleted_go(tmp_path: Path, bucket: Watched) -> None:
-    """With the topic nobody would ask for them."""
+    """Without the topic, no process would use them."""
     clock = FakeClock()
     with open_store(tmp_path / "store", clock) as store:
         fill(store)
@@ -478,7 +476,7 @@ def test_parts_of_a_topic_that_is_deleted_go(tmp_path: Path, bucket: Watched) ->
 
 
 def test_who_takes_over_begins_anew(tmp_path: Path, store: LogStore, bucket: Watched) -> None:
-    """With what lies there by the manifest; parts that somebody else has put are rubbish, and swept."""
+    """The new owner begins with the objects of the manifest; parts of the former owner are rubbish, and swept."""
     ship(store, bucket)
     fill(store, 1, name="u")
     there = set(half_shipped(store, bucket)) - {one.key for one in decoded(bucket).objects()}
@@ -504,7 +502,7 @@ def test_who_takes_over_begins_anew(tmp_path: Path, store: LogStore, bucket: Wat
 def test_no_more_of_a_segment_is_held_than_parts(
     tmp_path: Path, bucket: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever its size: each part is a view of the file."""
+    """Memory does not grow with the segment: each part is a view of the file."""
     monkeypatch.setattr(parts_module, "PART_BYTES", 100_000)
     monkeypatch.setattr("segmentlog.policy.upload_policy.SEALED_PIECE_BYTES", 1000)
     kept = bytearray()
@@ -542,7 +540,7 @@ def test_no_more_of_a_segment_is_held_than_parts(
 
 
 def test_progress_counts_parts(store: LogStore, bucket: Watched) -> None:
-    """Somebody who looks sees a segment grow; a second call tells of what was missing alone."""
+    """The progress of a segment grows part by part; a second call counts only the missing parts."""
     told: list[tuple[int, int]] = []
     there = half_shipped(store, bucket)
     assert there
@@ -556,7 +554,7 @@ def test_progress_counts_parts(store: LogStore, bucket: Watched) -> None:
 
 
 def test_a_limit_is_one_of_parts_too(tmp_path: Path, store: LogStore) -> None:
-    """Each waits for its turn."""
+    """Each part waits for its turn."""
     waits: list[int] = []
     place = LocalBucket(str(tmp_path / "place"))
     place._limiter.wait = waits.append  # type: ignore[method-assign]
@@ -567,7 +565,7 @@ def test_a_limit_is_one_of_parts_too(tmp_path: Path, store: LogStore) -> None:
 
 
 def test_who_closes_waits_for_no_more_than_parts(store: LogStore, bucket: Watched) -> None:
-    """What is under way ends with the part in hand; the next one goes on from there."""
+    """A close waits for the current part; the next process continues after it."""
     begun, goes_on = threading.Event(), threading.Event()
 
     def wait(key: str) -> None:
@@ -594,7 +592,7 @@ def test_who_closes_waits_for_no_more_than_parts(store: LogStore, bucket: Watche
 
 @pytest.mark.parametrize("kind", ["folder", *SERVERS])
 def test_a_real_object_store_has_them(tmp_path: Path, store: LogStore, kind: str) -> None:
-    """By threads, and killed half way."""
+    """Threads upload them, and a kill comes half way."""
     with disconnected():
         if kind == "folder":
             _ship_and_read(tmp_path, store, LocalBucket(str(tmp_path / "place")))
@@ -629,7 +627,7 @@ def _ship_and_read(folder: Path, store: LogStore, place: Bucket) -> None:
 
 @pytest.fixture
 def old() -> Watched:
-    """What a version has shipped that knew format 1 alone."""
+    """Return the objects that a version with format 1 shipped."""
     made = Watched()
     for key, text in json.loads(Path(__file__).with_name("shipped_by_format_1.json").read_text()).items():
         made.put(key, base64.b64decode(text))
@@ -649,7 +647,7 @@ def test_what_was_shipped_before_is_read_as_before(tmp_path: Path, old: Watched)
 
 
 def test_what_was_shipped_before_is_gone_on_with(tmp_path: Path, old: Watched) -> None:
-    """Whoever takes it over ships what is new in parts, beside what lies there."""
+    """A new owner ships new segments in parts, next to the old objects."""
     take_over(old, str(tmp_path / "new"), fs=NoSyncFileSystem(), parallel=0)
     with open_store(tmp_path / "new") as store:
         fill(store, 1, name="u")

@@ -60,7 +60,7 @@ def manifest(bucket: Memory) -> Manifest:
 
 
 def test_the_shipper_publishes_the_nodes_and_follows_changes(store: LogStore, shipper: Shipper, bucket: Memory) -> None:
-    """A change alone is published, within one cycle; without a change nothing is."""
+    """A change is published within one cycle, also without records; without a change, nothing is published."""
     shipper.ship()
     assert manifest(bucket).owner.nodes == ()
     serve(store, NODES)
@@ -89,7 +89,7 @@ def test_a_damaged_file_of_a_server_names_no_nodes(
 def test_the_new_owner_replaces_the_nodes(
     tmp_path: Path, store: LogStore, shipper: Shipper, bucket: Memory, clock: FakeClock
 ) -> None:
-    """Nobody probes the former owner for the new one."""
+    """Standbys must not probe the former owner instead of the new one."""
     serve(store, NODES)
     shipper.ship()
     other = (ServerNode(1, "m2", 9092),)
@@ -98,7 +98,7 @@ def test_the_new_owner_replaces_the_nodes(
 
 
 def of_an_older_version(found: Manifest) -> bytes:
-    """Return the manifest as a version wrote it that knew neither nodes nor hand-overs."""
+    """Return the manifest as a version without nodes and hand-overs wrote it."""
     fields = msgspec.json.decode(b"{" + encode_manifest(found).partition(b",")[2])
     del fields["owner"]["nodes"], fields["handed_over"]
     text = msgspec.json.encode(fields)

@@ -1,4 +1,4 @@
-"""What shipping logs: its begin and end, what it uploaded, and when a failure is over."""
+"""Log lines of shipping: its begin and end, its uploads, and the end of a failure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Logged = Callable[[], list[str]]
 
 @pytest.fixture
 def logged(caplog: pytest.LogCaptureFixture) -> Logged:
-    """The lines since it was asked last."""
+    """Return a function that returns the lines since its previous call."""
     caplog.set_level(logging.INFO, "segmentlog.ship")
 
     def take() -> list[str]:
@@ -72,7 +72,7 @@ SEGMENTS = {"segment_bytes": 16 << 10, "compression_type": "none", "fsync": "alw
 
 
 def put_segments_after(monkeypatch: pytest.MonkeyPatch, release: threading.Event) -> None:
-    """Uploads of segments wait for ``release``; tails and manifests do not."""
+    """Make uploads of segments wait for ``release``; tails and manifests do not wait."""
     put = LocalBucket.put
 
     def put_later(self: LocalBucket, key: str, data: Data) -> None:
@@ -84,7 +84,7 @@ def put_segments_after(monkeypatch: pytest.MonkeyPatch, release: threading.Event
 
 
 def shipped_end(bucket: Path) -> int:
-    """Where the manifest ends the only partition."""
+    """Return the end of the only partition in the manifest."""
     (topic,) = decode_manifest((bucket / MANIFEST_KEY).read_bytes()).topics
     return topic.partitions[0].end_offset
 
@@ -107,7 +107,7 @@ def test_the_end_waits_for_segments(tmp_path: Path, logged: Logged, monkeypatch:
 def test_the_end_with_segments_that_are_missing(
     tmp_path: Path, logged: Logged, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A close that cannot wait for all uploads logs that not all of it is in the object store, and how much is not."""
+    """A close that cannot wait for all uploads logs that some are missing, and how many."""
     monkeypatch.setattr(service, "_CLOSING_S", 0.05)
     monkeypatch.setattr(policy, "TAIL_BYTES", 8 << 10)
     monkeypatch.setattr(plan, "TAIL_BYTES", 8 << 10)
@@ -130,7 +130,7 @@ def test_the_end_with_segments_that_are_missing(
 
 
 def test_the_end_with_a_partition_that_failed(tmp_path: Path, logged: Logged, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A partition whose records could not be synced is not "all of it"."""
+    """If records of a partition could not be synced, the line does not say "all of it"."""
     monkeypatch.setattr(service, "_CLOSING_S", 0.05)
     store = LogStore(tmp_path / "store", background=False, ship=f"file://{tmp_path}/bucket")
     log = store.create_topic("t", fsync="never").partition(0)
@@ -151,7 +151,7 @@ def _close_copy(store: LogStore, logged: Logged, found: Connection) -> None:
 
 
 def test_a_forked_child_logs_no_end(tmp_path: Path, logged: Logged) -> None:
-    """A child that closes its copy of a store has not shipped it, and logs nothing; its parent continues."""
+    """A child that closes its copy of a store logs nothing, because it does not ship; its parent continues."""
     with LogStore(tmp_path / "store", background=False, ship=f"file://{tmp_path}/bucket") as store:
         store.create_topic("t").partition(0).append([b"1"])
         store.ship_tick()
@@ -168,7 +168,7 @@ def test_a_forked_child_logs_no_end(tmp_path: Path, logged: Logged) -> None:
 
 
 def test_one_ship_logs_nothing(tmp_path: Path, logged: Logged) -> None:
-    """Whoever ships once has the outcome."""
+    """The caller of a single ship has the result."""
     with LogStore(tmp_path / "store", background=False) as store:
         store.create_topic("t").partition(0).append([b"1"])
         store.ship(f"file://{tmp_path}/bucket")
@@ -176,7 +176,7 @@ def test_one_ship_logs_nothing(tmp_path: Path, logged: Logged) -> None:
 
 
 def test_the_second_process_waits(tmp_path: Path, logged: Logged) -> None:
-    """It logs that another one ships, once, and that it took over once that has gone."""
+    """It logs once that another process ships, and once that it took over after that one ended."""
     url = f"file://{tmp_path}/bucket"
     with LogStore(tmp_path / "store", background=False, ship=url) as first:
         first.create_topic("t").partition(0).append([b"1"])
@@ -194,7 +194,7 @@ def test_the_second_process_waits(tmp_path: Path, logged: Logged) -> None:
 
 
 def test_uploads_are_summed_up_once_a_minute(logged: Logged) -> None:
-    """However often it ships; a partition that is stuck is a warning when it is new, and so is its end."""
+    """This holds for any number of cycles; a stuck partition gives a warning at first, and a line at its end."""
     now_s = 1000.0
     log = ShipLog("store", "s3://bucket", clock=lambda: now_s)
     for _ in range(100):

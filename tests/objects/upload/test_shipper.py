@@ -44,7 +44,7 @@ class Unreliable(Memory):
     fail = 0
 
     def compare_and_swap(self, key: str, data: Data, tag: str | None) -> str:
-        """As `Bucket.compare_and_swap`, or nothing but an error."""
+        """Raise an error ``fail`` times, then swap."""
         if self.fail:
             self.fail -= 1
             raise ObjectStoreError(self.url, key, "no answer in time")
@@ -53,13 +53,13 @@ class Unreliable(Memory):
 
 @pytest.fixture
 def bucket() -> Unreliable:
-    """Where it is shipped to."""
+    """Return the bucket that the store is shipped to."""
     return Unreliable()
 
 
 @pytest.fixture
 def files() -> FaultyFileSystem:
-    """Of the store."""
+    """Return the file system of the store."""
     return FaultyFileSystem()
 
 
@@ -74,7 +74,7 @@ def store(tmp_path: Path, files: FaultyFileSystem) -> Iterator[LogStore]:
 
 @pytest.fixture
 def shipper(store: LogStore, bucket: Unreliable) -> Iterator[Shipper]:
-    """Of that store, without threads."""
+    """Yield a shipper of the store, without threads."""
     made = Shipper(store._topics, bucket, parallel=0)
     yield made
     made.close()
@@ -91,7 +91,7 @@ def restored(bucket: Memory, folder: Path) -> dict[str, list[bytes | None]]:
 
 
 def little_room(monkeypatch: pytest.MonkeyPatch, size_bytes: int) -> None:
-    """A tail holds no more than so much."""
+    """Limit the size of a tail."""
     monkeypatch.setattr("segmentlog.policy.upload_policy.TAIL_BYTES", size_bytes)
     monkeypatch.setattr("segmentlog.objects.upload.plan.TAIL_BYTES", size_bytes)
 
@@ -100,7 +100,7 @@ def little_room(monkeypatch: pytest.MonkeyPatch, size_bytes: int) -> None:
 
 
 def fail(files: FaultyFileSystem, store: LogStore, topic: str) -> None:
-    """A partition fails: an fsync of it did."""
+    """Let a partition fail by an error of its fsync."""
     files.fail("fdatasync", errno.EIO)
     with pytest.raises(PartitionFailed):
         store.topic(topic).partition(0).append([b"never on disk"])
@@ -110,7 +110,7 @@ def test_a_partition_that_failed_is_told_and_keeps_no_other(
     tmp_path: Path, store: LogStore, files: FaultyFileSystem, shipper: Shipper, bucket: Unreliable,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Whoever wants all of it shipped is told what cannot be; who follows has it in `stuck`."""
+    """`ship` raises with the partition that cannot be shipped; later cycles report it in `stuck`."""
     for topic in ("a", "b"):
         store.topic(topic).partition(0).append([b"%s 1" % topic.encode()])
     assert shipper.ship().waiting == {}
@@ -141,7 +141,7 @@ def test_a_store_is_not_taken_on_with_a_partition_that_failed(
 def test_one_that_cannot_be_looked_at_yet_is_promised_its_offsets(
     tmp_path: Path, store: LogStore, shipper: Shipper, bucket: Unreliable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was read of it here has offsets that nobody hands out again."""
+    """Records of it may have been read, so their offsets must not be assigned again."""
     store.topic("a").partition(0).append([b"read by somebody"])
     look = LocalPartition.snapshot
     monkeypatch.setattr(LocalPartition, "snapshot", lambda self: None if self.partition.topic == "a" else look(self))
@@ -159,7 +159,7 @@ def test_one_that_cannot_be_looked_at_yet_is_promised_its_offsets(
 
 @contextlib.contextmanager
 def hidden(partition: Path) -> Iterator[None]:
-    """Meanwhile a partition cannot be opened: a folder stands in the place of its segment."""
+    """Replace the segment of a partition by a folder, so that the partition cannot be opened."""
     (segment,) = partition.glob("*.log")
     (partition / "state").unlink()
     kept = segment.rename(partition.parent / "kept")
@@ -172,7 +172,7 @@ def hidden(partition: Path) -> Iterator[None]:
 def test_one_that_cannot_be_opened_keeps_no_other_from_being_shipped(
     tmp_path: Path, store: LogStore, shipper: Shipper, bucket: Unreliable
 ) -> None:
-    """A process that begins with that ships the others; the one goes on once it can be opened, if it is what it was."""
+    """A process that starts then ships the others; the partition follows once it can be opened, if it is unchanged."""
     for topic in ("a", "b"):
         store.topic(topic).partition(0).append([b"%s 1" % topic.encode()])
     shipper.ship()
@@ -191,7 +191,7 @@ def test_one_that_cannot_be_opened_keeps_no_other_from_being_shipped(
 def test_one_that_can_be_opened_later_is_compared_then(
     tmp_path: Path, store: LogStore, shipper: Shipper, bucket: Unreliable
 ) -> None:
-    """Somebody may have put an older one in its place: nothing of it is shipped."""
+    """It may be an older copy by then: no byte of it is shipped."""
     log = store.topic("a").partition(0)
     log.append([b"1"])
     shipper.ship()
@@ -218,7 +218,7 @@ def test_one_that_can_be_opened_later_is_compared_then(
 
 @contextlib.contextmanager
 def opened(store: LogStore, bucket: Memory) -> Iterator[tuple[LogStore, Shipper]]:
-    """By another process, which ships."""
+    """Open the store and ship as another process."""
     with LogStore(store.path, background=False) as again:
         shipper = Shipper(again._topics, bucket, parallel=0)
         yield again, shipper
@@ -231,7 +231,7 @@ def opened(store: LogStore, bucket: Memory) -> Iterator[tuple[LogStore, Shipper]
 def test_a_transaction_larger_than_a_tail_is_put_piece_by_piece(
     tmp_path: Path, store: LogStore, shipper: Shipper, bucket: Unreliable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No manifest speaks of it before all of it lies there; then at once."""
+    """The manifest has no entry of it until all pieces are uploaded; then it has all of them."""
     store.topic("b").partition(0).append([b"first"])
     shipper.run_cycle()
     little_room(monkeypatch, 5000)
@@ -254,7 +254,7 @@ def test_a_transaction_larger_than_a_tail_is_put_piece_by_piece(
 def test_a_transaction_over_a_partition_that_is_added_during_the_scan_is_shipped_whole(
     tmp_path: Path, store: LogStore, shipper: Shipper, bucket: Unreliable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The manifest of that cycle has no entry of the new partition, so it must not have the decision either."""
+    """The manifest of that cycle lacks the new partition, so it must not have the decision, either."""
     with store.producer(name="p", linger_ms=0) as producer, producer.transaction():
         producer.send("a", b"before", partition=0)
     shipper.ship()
@@ -270,7 +270,7 @@ def test_a_transaction_over_a_partition_that_is_added_during_the_scan_is_shipped
         return real(local)
 
     monkeypatch.setattr(LocalPartition, "snapshot", scan)
-    store.create_topic("new", 2)  # its partitions have no offset grants yet, so that appends need none
+    store.create_topic("new", 2)  # its partitions have no offset grants yet, so appends are not limited
     store.topic("a").partition(0).append([b"new"])
     shipper.run_cycle()
     assert not left
@@ -283,7 +283,7 @@ def test_a_transaction_over_a_partition_that_is_added_during_the_scan_is_shipped
 def test_what_was_staged_is_put_anew_where_it_was_swept(
     tmp_path: Path, store: LogStore, shipper: Shipper, bucket: Unreliable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody referred to it for so long that somebody took it for rubbish."""
+    """No manifest referred to it for a long time, so a sweep considered it rubbish."""
     monkeypatch.setattr("segmentlog.policy.upload_policy.INLINE_BYTES", 0)
     shipper.run_cycle()
     little_room(monkeypatch, 5000)
@@ -306,7 +306,7 @@ def test_what_was_staged_is_put_anew_where_it_was_swept(
 def test_chunks_are_compared_again_after_a_put_that_failed(
     tmp_path: Path, store: LogStore, shipper: Shipper, bucket: Unreliable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the manifest says that lies there is what counts, and not what the failed one would have said."""
+    """The comparison uses the manifest in the object store, and not the one whose put failed."""
     log = store.create_topic("keys", cleanup_policy="compact", fsync="always").partition(0)
     old, new = random.Random(1).randbytes(200), random.Random(2).randbytes(600)
     for key in (b"1", b"2", b"3"):
@@ -326,7 +326,7 @@ def test_chunks_are_compared_again_after_a_put_that_failed(
 def test_what_was_interrupted_is_shipped_the_next_time(
     tmp_path: Path, store: LogStore, shipper: Shipper, bucket: Unreliable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By whatever: a key of the one who waits, too. Nobody is told that it lies there before it does."""
+    """An interrupt, also Ctrl-C in the waiting call, leaves records unshipped and unreported until the next cycle."""
     monkeypatch.setattr("segmentlog.policy.upload_policy.INLINE_BYTES", 0)
     shipper.ship()
     for name, cause in (("put", KeyboardInterrupt), ("compare_and_swap", KeyboardInterrupt), ("put", MemoryError)):
@@ -345,7 +345,7 @@ def test_what_was_interrupted_is_shipped_the_next_time(
 def test_a_put_that_fails_leaves_a_beginning_of_each_partition(
     tmp_path: Path, store: LogStore, bucket: Unreliable, monkeypatch: pytest.MonkeyPatch, is_inline: bool
 ) -> None:
-    """Each put in turn fails, once. What is restored then is a beginning of each partition, and all of it later."""
+    """Each put fails once, in turn. A restore then has a beginning of each partition, and later everything."""
     if not is_inline:
         monkeypatch.setattr("segmentlog.policy.upload_policy.INLINE_BYTES", 0)
     store.alter_topic("a", segment_records=10)
@@ -388,14 +388,14 @@ def test_a_put_that_fails_leaves_a_beginning_of_each_partition(
 
 
 def interrupted(cause: type[BaseException], *_: object) -> None:
-    """In the place of a request."""
+    """Raise instead of making a request."""
     raise cause
 
 
 def test_who_cannot_be_told_keeps_it_from_no_other(
     store: LogStore, shipper: Shipper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There is no room for the file that grants offsets to one: others are told what is shipped, and granted theirs."""
+    """The file with offset grants of one partition cannot be written: the others get grants and shipped offsets."""
     shipper.ship()
     grant = offset_grants.extend
 
@@ -436,14 +436,14 @@ def test_what_lies_there_for_nobody_is_condemned(
 
 
 def sealed(store: LogStore) -> None:
-    """A segment of the topic b is to be shipped."""
+    """Seal a segment of topic b, so that it is shipped."""
     log = store.topic("b").partition(0)
     log.append([b"1"])
     log.roll()
 
 
 def check_condemned(store: LogStore, shipper: Shipper, bucket: Unreliable, left: set[str]) -> None:
-    """What is left over is, and nothing lies there that no manifest speaks of."""
+    """Check that leftovers are condemned, and that every object is in the manifest."""
     assert left
     deadline = time.monotonic() + 20
     while True:  # an upload whose topic is gone is not waited for
@@ -460,7 +460,7 @@ def check_condemned(store: LogStore, shipper: Shipper, bucket: Unreliable, left:
 def test_what_an_upload_that_failed_left_is_condemned(
     store: LogStore, shipper: Shipper, bucket: Unreliable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A segment whose index could not be put: both are put anew."""
+    """If the index of a segment cannot be put, both are put again."""
     sealed(store)
     put = bucket.put
 
@@ -479,7 +479,7 @@ def test_what_an_upload_that_failed_left_is_condemned(
 def test_an_upload_for_a_topic_that_is_gone_is_condemned(
     store: LogStore, bucket: Unreliable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was under way when the topic was deleted, and ends afterwards."""
+    """It was running when the topic was deleted, and ends afterwards."""
     sealed(store)
     put, is_begun, may_end = bucket.put, threading.Event(), threading.Event()
 
@@ -508,7 +508,7 @@ def test_an_upload_for_a_topic_that_is_gone_is_condemned(
 def test_somebody_who_sweeps_meanwhile_keeps_nobody_from_shipping(
     store: LogStore, shipper: Shipper, bucket: Unreliable
 ) -> None:
-    """`segmentlog objects gc` puts a manifest, too: the next turn begins anew with that, and is done."""
+    """`segmentlog objects gc` puts a manifest, too: the next cycle reads it, and ships."""
     shipper.ship()
     bucket.put(RUBBISH, b"x")
     assert sweep(bucket, int(time.time() * 1000) + 1000, grace_ms=0).condemned == (RUBBISH,)
@@ -556,7 +556,7 @@ def test_configurations_of_groups_are_shipped(
 
 
 def test_a_manifest_brings_no_other_file(tmp_path: Path, store: LogStore, shipper: Shipper, bucket: Unreliable) -> None:
-    """Whatever path it names, and wherever that leads."""
+    """This holds for any path in the manifest, wherever it leads."""
     shipper.ship()
     bucket.put("files/evil", b"evil")
     for path in ("../evil", "@acls", "a/0/evil", "/tmp/evil"):
@@ -571,7 +571,7 @@ def test_a_manifest_brings_no_other_file(tmp_path: Path, store: LogStore, shippe
 def test_a_manifest_of_an_earlier_process_that_comes_late(
     tmp_path: Path, store: LogStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It numbers its tails as the process after it does, which holds something back: none is taken for another."""
+    """It numbers its tails like the next process, which withholds records: the tails are not confused."""
     bucket = Late()
     first = Shipper(store._topics, bucket, parallel=0)
     first.run_cycle()
@@ -613,7 +613,6 @@ class Late(Memory):
         self.postponed: list[tuple[str, bytes, str | None]] = []
 
     def compare_and_swap(self, key: str, data: Data, tag: str | None) -> str:
-        """As `Bucket.compare_and_swap`."""
         if self.is_late:
             self.postponed.append((key, bytes(data), tag))
             raise ObjectStoreError(self.url, key, "no answer in time")
@@ -625,7 +624,7 @@ class Late(Memory):
 def test_a_record_in_a_millisecond_is_no_thousand_in_a_second(
     tmp_path: Path, bucket: Unreliable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """How many offsets are promised goes by what is appended in a second, however often somebody looks."""
+    """The size of a grant follows the appended records per second, however often the shipper scans."""
     for name in ("log.append.appender.OFFSET_CEILING_STEP", "log.offset_grants.OFFSET_CEILING_STEP"):
         monkeypatch.setattr(f"segmentlog.{name}", 4)
     monkeypatch.setattr("segmentlog.policy.upload_policy.GRANT_MIN", 10)

@@ -89,7 +89,7 @@ class AiokafkaDriver(Driver):
         return [sys.executable, str(_MEMBER), self.name, self.bootstrap, group, topic]
 
     def run_member(self, group: str, topic: str) -> None:
-        """In a process of its own."""
+        """Run a member in this process until it is killed."""
 
         async def live() -> None:
             consumer = self._consumer(group)
@@ -157,7 +157,7 @@ class _Forgetful(ConsumerRebalanceListener):
 
 
 async def _is_committed(consumer: Any) -> bool:
-    """False: there is a rebalance, or there was one."""
+    """Commit, and return False if a rebalance prevented it."""
     try:
         await consumer.commit()
     except CommitFailedError:

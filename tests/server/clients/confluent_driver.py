@@ -112,7 +112,7 @@ class ConfluentDriver(Driver):
         return [sys.executable, str(_MEMBER), self.name, self.bootstrap, group, topic]
 
     def run_member(self, group: str, topic: str) -> None:
-        """In a process of its own."""
+        """Run a member in this process until it is killed."""
         consumer = self._consumer(group)
         consumer.subscribe([topic])
         while True:
@@ -175,7 +175,7 @@ def _positions(topic: str, found: Sequence[Got]) -> list[TopicPartition]:
 
 
 def _is_committed(consumer: Consumer, positions: list[TopicPartition]) -> bool:
-    """False: there is a rebalance, or there was one."""
+    """Commit, and return False if a rebalance prevented it."""
     try:
         answers = consumer.commit(offsets=positions, asynchronous=False)
     except KafkaException as error:

@@ -27,7 +27,7 @@ def store(server: ServerOfTests) -> LogStore:
 
 @pytest.fixture(scope="module", params=sorted(KINDS))
 def kind(request: pytest.FixtureRequest) -> Iterator[type[Driver]]:
-    """A client; its program, if it is one, runs as long as its tests do."""
+    """Yield the driver class of a client; a client program runs while its tests do."""
     name: str = request.param
     try:
         found = driver_class(name)

@@ -42,17 +42,17 @@ class ConnectWorker:
         self.process: Teller | None = None
 
     def start(self) -> None:
-        """It answers some seconds later."""
+        """Start the worker, which answers some seconds later."""
         main = "org.apache.kafka.connect.cli.ConnectDistributed"
         self.process = self._start(java_command(main, self._properties, memory=self._memory, more=[MOVED]))
 
     def kill(self) -> None:
-        """As `kill -9`."""
+        """Kill the worker like `kill -9`."""
         assert self.process is not None
         self.process.kill()
 
     def answers(self) -> bool:
-        """It has come to life."""
+        """Return whether the worker answers."""
         return self.ask("/connectors") is not None
 
     def configure(self, name: str, settings: Mapping[str, object]) -> bool:
@@ -67,7 +67,7 @@ class ConnectWorker:
         return [part["state"] for one in status for part in (one["connector"], *one["tasks"])]
 
     def workers_of(self, connector: str) -> list[str]:
-        """Which workers have its tasks."""
+        """Return the workers that run the connector's tasks."""
         found = self.ask(f"/connectors/{connector}/status") or {"tasks": []}
         return [task["worker_id"] for task in found["tasks"] if task["state"] == "RUNNING"]
 
@@ -77,11 +77,11 @@ class ConnectWorker:
         return [task["trace"] for one in found.values() for task in one["status"]["tasks"] if "trace" in task]
 
     def restart_failed(self, connector: str) -> None:
-        """As people do it whose task has failed for a reason that is gone."""
+        """Restart failed tasks, as a user does once the reason is gone."""
         self.ask(f"/connectors/{connector}/restart?includeTasks=true&onlyFailed=true", "", "POST")
 
     def ask(self, path: str, body: str | None = None, method: str = "PUT") -> Any:
-        """Return its response; None if it is not running yet, or rebalances."""
+        """Return the response to a request, or None while the worker starts or rebalances."""
         request = urllib.request.Request(
             f"http://{self.name}{path}", None if body is None else body.encode(), {"Content-Type": "application/json"},
             method="GET" if body is None else method,

@@ -38,11 +38,11 @@ class Got(NamedTuple):
 
 
 class Driver(ABC):
-    """One client, at one server.
+    """A client of one server.
 
-    A rebalance may come at any time, also between reading and committing: a member not heard of for a while was
-    taken for dead. Then what was read and not committed is forgotten, since it comes again, to this member or another.
-    Nothing but that is a reason to try a commit again, and nothing is tried for longer than `WAIT_S`.
+    A rebalance may come at any time, also between a read and its commit: a member that was silent for a while is
+    considered dead. Records that were read and not committed then come again, to this member or another one, so the
+    driver forgets them. It retries a commit only for this reason, and nothing for longer than `WAIT_S`.
     """
 
     name: ClassVar[str]
@@ -76,18 +76,18 @@ class Driver(ABC):
 
     @abstractmethod
     def consume(self, group: str, topic: str, count: int) -> list[Got]:
-        """So many records as the only member of a group; commit them, and leave."""
+        """Consume ``count`` records as the only member of a group, commit them, and leave."""
 
     @abstractmethod
     def member(self, group: str, topic: str) -> list[str]:
-        """The command of a process that is a member until it is killed, and prints `told` of what it has committed."""
+        """Return the command of a process that is a member until killed, and prints `told` of committed records."""
 
     def at_time(self, topic: str, partition: int, timestamp: int) -> int:
-        """The offset of the first record from that time on; -1 if there is none."""
+        """Return the offset of the first record from that time on, or -1."""
         raise NotImplementedError
 
     def lag(self, group: str, topic: str) -> dict[int, int]:
-        """How many records of each partition the group has not committed."""
+        """Return how many records of each partition the group has not committed."""
         raise NotImplementedError
 
     def trim(self, topic: str, partition: int, before_offset: int) -> None:
@@ -119,5 +119,5 @@ def bytes_of(text: str) -> bytes | None:
 
 
 def sorted_records(records: Sequence[Any]) -> list[Any]:
-    """By partition, then by offset."""
+    """Sort records by partition and offset."""
     return sorted(records, key=lambda record: (record.partition, record.offset))

@@ -32,9 +32,9 @@ def java_command(
     main: str, *words: object, memory: str = "128m", project: Path = _HERE, more: Sequence[Path] = (),
     options: Sequence[str] = (),
 ) -> list[str]:  # fmt: skip
-    """To run ``main``: one of the programs of a folder with a ``pom.xml``, or of the packages that this names.
+    """Return a command that runs ``main``: a program of a folder with a ``pom.xml``, or of the packages in it.
 
-    ``more``: further folders of that kind. Raises `Missing` where that cannot be.
+    ``more``: further folders of that kind. Raises `Missing` if it is not available.
     """
     # It starts in half the time where the compiler for what runs long is left out.
     settings = ["-XX:TieredStopAtLevel=1", "-Xshare:auto", f"-Xmx{memory}", *options]

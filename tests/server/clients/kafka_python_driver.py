@@ -93,7 +93,7 @@ class KafkaPythonDriver(Driver):
         return [sys.executable, str(_MEMBER), self.name, self.bootstrap, group, topic]
 
     def run_member(self, group: str, topic: str) -> None:
-        """In a process of its own."""
+        """Run a member in this process until it is killed."""
         consumer = self._consumer(group)
         consumer.subscribe([topic])
         while True:
@@ -150,7 +150,7 @@ class _Forgetful(ConsumerRebalanceListener):  # type: ignore[misc]
 
 
 def _is_committed(consumer: Any) -> bool:
-    """False: there is a rebalance, or there was one."""
+    """Commit, and return False if a rebalance prevented it."""
     try:
         consumer.commit()
     except (CommitFailedError, RebalanceInProgressError):

@@ -28,7 +28,7 @@ class KafkajsDriver(ProgramDriver):
 
 @cache
 def node_command(program: Path) -> list[str]:
-    """To run a program that needs kafkajs. Raises `Missing` where that cannot be."""
+    """Return a command that runs a program with kafkajs. Raises `Missing` if it is not available."""
     missing = [tool for tool in ("node", "npm") if shutil.which(tool) is None]
     if missing:
         raise Missing(f"kafkajs needs {', '.join(missing)}")

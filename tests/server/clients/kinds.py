@@ -17,7 +17,7 @@ KINDS = {
 
 
 def driver_class(kind: str) -> type[Driver]:
-    """Imported only then: each brings its client along."""
+    """Return the driver class of a client. It is imported only now, because it imports the client."""
     module, name = KINDS[kind]
     found: type[Driver] = getattr(importlib.import_module(f"server.clients.{module}"), name)
     return found

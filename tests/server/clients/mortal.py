@@ -26,7 +26,7 @@ class MortalServer:
         self.start()
 
     def start(self) -> None:
-        """The machine has power."""
+        """Start the server on the disk."""
         self._boots += 1
         command = [sys.executable, str(_SERVER), str(self._disk.path / "store"), str(self._port), f"boot-{self._boots}"]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -45,21 +45,21 @@ class MortalServer:
         return self._ask("committed", group)  # type: ignore[no-any-return]
 
     def end(self, place: str) -> int:
-        """Where TOPIC/PARTITION ends."""
+        """Return the log end offset of TOPIC/PARTITION."""
         return self._ask("end", *place.split("/"))  # type: ignore[no-any-return]
 
     def _ask(self, *words: str) -> Any:
-        """Its process: no other has the store open when the power fails."""
+        """Ask the server's process: no other process has the store open when the power fails."""
         self._process.stdin.write(" ".join(words) + "\n")
         self._process.stdin.flush()
         return json.loads(self._process.stdout.readline())
 
     def kill(self) -> None:
-        """As `kill -9`."""
+        """Kill the server like `kill -9`."""
         self._process.kill()
         self._process.communicate()
 
     def lose_power(self) -> None:
-        """All that was not flushed is gone."""
+        """Kill the server, and lose all unsynced data."""
         self.kill()
         self._disk.crash(0, "none")

@@ -29,7 +29,7 @@ class OneBoot(FileSystem):
 
 
 def flush(store: LogStore) -> None:
-    """All that there is is on the disk."""
+    """Sync all partitions."""
     for name in store.topics(internal=True):
         for partition in store.topic(name).partitions():
             partition.flush()

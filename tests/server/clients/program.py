@@ -1,17 +1,17 @@
-"""Clients that are programs of another language: a command a line, answers in lines.
+"""Clients that are programs of another language. They read a command a line, and answer in lines.
 
     create BOOTSTRAP TOPIC PARTITIONS [KEY=VALUE...]
     write BOOTSTRAP TOPIC CODEC ACKS IDEMPOTENT RECORD...   RECORD is PARTITION:TIMESTAMP:KEY:VALUE:HEADERS
     read BOOTSTRAP TOPIC COUNT COMMITTED                    answered by PARTITION:OFFSET:TIMESTAMP:KEY:VALUE:HEADERS
-    consume BOOTSTRAP GROUP TOPIC COUNT                     likewise
+    consume BOOTSTRAP GROUP TOPIC COUNT                     the same
     time BOOTSTRAP TOPIC PARTITION TIMESTAMP                an offset
     lag BOOTSTRAP GROUP TOPIC                               PARTITION:LAG
     trim BOOTSTRAP TOPIC PARTITION OFFSET
     delete BOOTSTRAP TOPIC
     delete_group BOOTSTRAP GROUP
 
-Bytes are `driver.text_of`, HEADERS are ``NAME;BYTES,...``; an answer ends with ``.`` or ``! what went wrong``. With
-``member BOOTSTRAP GROUP TOPIC`` as its arguments a program is a member of a group until it is killed.
+Bytes are `driver.text_of`, HEADERS are ``NAME;BYTES,...``. An answer ends with ``.``, or with ``! `` and an error. With
+``member BOOTSTRAP GROUP TOPIC`` as its arguments, a program is a member of a group until it is killed.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ class Program:
 
 
 class ProgramDriver(Driver):
-    """Driver of a client behind such a program."""
+    """Driver of a client that runs in such a program."""
 
     program: ClassVar[Program | None] = None
     """It serves all tests of a process."""
 
     @classmethod
     def command(cls) -> list[str]:
-        """How it is started."""
+        """Return the command that starts the program."""
         raise NotImplementedError
 
     def _ask(self, name: str, *words: object) -> list[str]:
@@ -78,12 +78,12 @@ class ProgramDriver(Driver):
 
     @classmethod
     def start(cls) -> None:
-        """Before all tests. Raises `Missing` where it cannot be."""
+        """Start the program before all tests. Raises `Missing` if it is not available."""
         cls.program = Program(cls.command())
 
     @classmethod
     def stop(cls) -> None:
-        """At the end of all tests."""
+        """End the program after all tests."""
         if cls.program is not None:
             cls.program.close()
             cls.program = None

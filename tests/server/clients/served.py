@@ -37,7 +37,7 @@ class Served:
         assert self.address, "it did not start: " + self._log.read_text()
 
     def workers(self) -> list[int]:
-        """Their process ids."""
+        """Return the process ids of the workers."""
         pid = self._process.pid
         return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
@@ -56,7 +56,7 @@ class Served:
         self._start()
 
     def stop(self) -> None:
-        """As Ctrl-C; what it said, and what it was at, is shown of a test that failed."""
+        """Interrupt the server like Ctrl-C, and print its output and stacks for a failed test."""
         for pid in self.workers():
             os.kill(pid, signal.SIGUSR1)
         self._process.terminate()
@@ -73,7 +73,7 @@ def store(tmp_path: Path) -> Iterator[LogStore]:
 
 @pytest.fixture
 def served(store: LogStore, tmp_path: Path) -> Iterator[Served]:
-    """By three workers, which may be killed."""
+    """Yield a server of three workers, which tests may kill."""
     served = Served(Path(store.path), tmp_path / "served.log")
     yield served
     served.stop()

@@ -35,15 +35,15 @@ class Teller:
         return self._process.poll() is not None
 
     def stop(self) -> None:
-        """As `kill -STOP`: it does nothing until `go_on`, or is killed."""
+        """Stop the program like `kill -STOP`, until `go_on` or `kill`."""
         self._process.send_signal(signal.SIGSTOP)
 
     def go_on(self) -> None:
-        """After `stop`."""
+        """Continue after `stop`."""
         self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """As `kill -9`. Idempotent."""
+        """Kill the program like `kill -9`. Idempotent."""
         self._process.kill()
         self._process.wait()
         self._thread.join(WAIT_S)
@@ -56,7 +56,7 @@ Start = Callable[[Sequence[str]], Teller]
 
 @contextmanager
 def starting(log: Path) -> Iterator[Start]:
-    """Starts programs, and kills them in the end; what they said beside is shown of a test that failed."""
+    """Yield a function that starts programs; kill them at the end, and print their stderr for a failed test."""
     started: list[Teller] = []
 
     def start(command: Sequence[str]) -> Teller:

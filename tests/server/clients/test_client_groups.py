@@ -57,7 +57,7 @@ def test_a_position_that_is_gone(client: Driver, store: LogStore) -> None:
 
 
 def _serving(store: LogStore) -> Server:
-    """A server of a store, for members that are missed soon."""
+    """Return a server of a store that considers silent members dead soon."""
     groups = GroupSettings(min_session_timeout_ms=SESSION_TIMEOUT_MS)
     return Server(
         store, host="127.0.0.1", port=0, advertise=None, settings=ServerSettings(groups=groups), security=Security(),
@@ -108,11 +108,11 @@ class _Member:
                 self.told.append((int(words[0]), int(words[1]), words[2]))
 
     def send(self, number: signal.Signals) -> None:
-        """A signal."""
+        """Send a signal."""
         os.kill(self._process.pid, number)
 
     def kill(self) -> None:
-        """As `kill -9`."""
+        """Kill the process like `kill -9`."""
         self.send(signal.SIGKILL)
         self._thread.join()
         self._process.communicate()
@@ -182,7 +182,7 @@ def test_a_member_that_stood_still(client: Driver, store: LogStore) -> None:
         member.send(signal.SIGCONT)
         wait_until(lambda: {told[1] for told in member.told} == offsets, "what it read then did not come again")
         wait_until(lambda: [one.lag for one in store.groups.describe("g").partitions] == [0], "not all is committed")
-        # aiokafka commits as nobody while it is no member, and joins again then.
+        # aiokafka commits without a member id between its memberships, and then joins again.
         wait_until(lambda: store.groups.describe("g").generation > generation, "it does not join again")
     finally:
         member.kill()

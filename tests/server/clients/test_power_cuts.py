@@ -27,7 +27,7 @@ _NEVER = {"fsync": "never"}
 
 @pytest.fixture
 def server(disk: CrashFS) -> Iterator[MortalServer]:
-    """On a disk that forgets."""
+    """Yield a server on a disk that forgets unsynced data."""
     server = MortalServer(disk)
     yield server
     server.kill()
@@ -35,7 +35,7 @@ def server(disk: CrashFS) -> Iterator[MortalServer]:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts programs."""
+    """Yield a function that starts programs."""
     with starting(tmp_path / "said.log") as start:
         yield start
 
@@ -83,7 +83,7 @@ def numbers(first: int, end: int) -> list[str]:
 
 
 def test_members_of_a_group_go_on(kind: type[Driver], server: MortalServer, start: Start) -> None:
-    """Their positions are on the disk, and what was read up to there is not: each client reads what comes next."""
+    """Their offsets are on disk, but the records were not: each client continues with new records."""
     client = kind(server.address)
     create(server, "t")
     write(server, "t", numbers(0, 5))
@@ -184,24 +184,24 @@ class _Connect:
         self.kill = self._worker.kill
 
     def start(self) -> None:
-        """Until it answers."""
+        """Start the worker, and wait until it answers."""
         self._worker.start()
         wait_until(self._worker.answers, "it does not answer")
 
     def make_connectors(self) -> None:
-        """From the file to the topic, and from that to the other file."""
+        """Create a connector from the file to the topic, and one from the topic to the other file."""
         source = {"connector.class": "FileStreamSource", "file": self._folder / "in", "topic": "lines"}
         sink = {"connector.class": "FileStreamSink", "file": self._folder / "out", "topics": "lines"}
         wait_until(lambda: self._worker.configure("source", source), "no connector is made")
         wait_until(lambda: self._worker.configure("sink", sink), "no connector is made")
 
     def write(self, lines: Sequence[str]) -> None:
-        """To the one file."""
+        """Append lines to the input file."""
         with open(self._folder / "in", "a") as file:
             file.writelines(f"{line}\n" for line in lines)
 
     def has_copied(self, lines: Sequence[str]) -> bool:
-        """To the other one."""
+        """Return whether the lines are in the output file."""
         path = self._folder / "out"
         return path.exists() and set(lines) <= set(path.read_text().splitlines())
 

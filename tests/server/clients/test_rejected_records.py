@@ -28,7 +28,7 @@ def codes_of(server: ServerOfTests) -> list[int]:
 
 
 def test_records_without_a_key_are_named(server: ServerOfTests, store: LogStore) -> None:
-    """In a compacted topic each of them is invalid; the others were only in their company."""
+    """In a compacted topic each of them is invalid; the other records are only in the same batch."""
     store.create_topic("t", cleanup_policy="compact")
     bad, other = KafkaError.INVALID_RECORD, KafkaError._INVALID_DIFFERENT_RECORD
     assert codes_of(server) == [other, bad, other, bad, other, bad]

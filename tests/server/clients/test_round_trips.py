@@ -61,7 +61,7 @@ def fields(records: list[Got] | list[Sent], *, with_time: bool) -> list[object]:
 
 
 def test_what_a_client_writes(client: Driver, store: LogStore) -> None:
-    """Every codec, with headers and nulls: the library reads it as it was sent, and so does the client."""
+    """With every codec, with headers and nulls, the library and the client read the records as they were sent."""
     sent: list[Sent] = []
     store.create_topic("t", partitions=_PARTITIONS)
     for round_, codec in enumerate(client.codecs):
@@ -81,7 +81,7 @@ def test_what_a_client_writes(client: Driver, store: LogStore) -> None:
 
 @pytest.mark.parametrize("wanted", ["gzip", "snappy", "zstd", "none"])
 def test_what_a_topic_recompresses(client: Driver, store: LogStore, wanted: str) -> None:
-    """Whatever codec a client uses, records are stored under the topic's codec, and read by client and library."""
+    """For each codec of a client, records are stored with the topic's codec, and client and library read them."""
     sent: list[Sent] = []
     store.create_topic("t", compression_type=wanted)
     for round_, codec in enumerate(client.codecs):
@@ -215,7 +215,7 @@ def test_administration(client: Driver, store: LogStore) -> None:
 
 
 def test_the_log_says_when(client: Driver, store: LogStore) -> None:
-    """With `LogAppendTime` a record has the time at which it came, for both."""
+    """With `LogAppendTime`, the library and the client see the time of the append."""
     before_ms = round(time.time() * 1000)
     store.create_topic("t", message_timestamp_type="LogAppendTime")
     client.write("t", records_for(client, 3)[:1], codec="gzip")

@@ -29,7 +29,7 @@ COUNT = 20
 
 
 def producer_of(address: str, name: str) -> Producer:
-    """One of librdkafka's with a transactional id."""
+    """Return a producer of librdkafka with a transactional id."""
     producer = Producer({"bootstrap.servers": address, "transactional.id": name, "linger.ms": 0})
     producer.init_transactions(WAIT_S)
     return producer
@@ -45,7 +45,7 @@ def refusal_of(do: Callable[[], object]) -> KafkaError:
 
 
 def consumer_of(server: ServerOfTests, group: str, protocol: str = "classic") -> Consumer:
-    """One of librdkafka's that commits nothing by itself."""
+    """Return a consumer of librdkafka without automatic commits."""
     return Consumer({
         "bootstrap.servers": server.bootstrap_servers, "group.id": group, "auto.offset.reset": "earliest",
         "enable.auto.commit": False, "isolation.level": "read_committed", "enable.partition.eof": True,
@@ -85,7 +85,7 @@ def taken(consumer: Consumer, most: int) -> list[Any]:
 
 
 def test_from_topic_to_topic_exactly_once(server: ServerOfTests, store: LogStore) -> None:
-    """Every other attempt is aborted and made again; positions and records are committed together."""
+    """Every other attempt is aborted and repeated; offsets and records are committed together."""
     store.create_topic("in")
     store.create_topic("out")
     store.topic("in").partition(0).append([b"%d" % number for number in range(COUNT)])
@@ -118,7 +118,7 @@ def test_from_topic_to_topic_exactly_once(server: ServerOfTests, store: LogStore
 @pytest.mark.long
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_a_position_that_is_undecided_is_waited_for(server: ServerOfTests, store: LogStore, protocol: str) -> None:
-    """Also by a member whose assignment changes while it waits: it does not begin at the beginning."""
+    """A member whose assignment changes meanwhile waits, too: it does not begin at the start."""
     store.create_topic("in")
     store.topic("in").partition(0).append([b"%d" % number for number in range(COUNT)])
     former, producer = consumer_of(server, "g", protocol), producer_of(server.bootstrap_servers, "etl")
@@ -182,7 +182,7 @@ def test_a_name_of_the_library_is_refused(server: ServerOfTests, store: LogStore
 
 
 def test_aiokafka(server: ServerOfTests, store: LogStore) -> None:
-    """Its transactions are seen when they are committed, with positions."""
+    """Its transactions are visible after their commit, with offsets."""
     store.create_topic("out", partitions=2)
 
     async def work(rounds: Sequence[bool]) -> None:

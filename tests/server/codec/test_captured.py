@@ -1,8 +1,8 @@
-"""What real clients and a real broker said to each other, byte for byte.
+"""Messages between real clients and a real broker, byte for byte.
 
-`captured/` holds it, a file a client: kcat 1.7.1, confluent-kafka 2.16, kafka-python 3.0, aiokafka 0.14 and the tools
-of Kafka 4.3.1, all with a broker of that version, taken down by ``tools/codec/capture.py``; and clients and tools of
-Kafka 4.4.0 with its broker. The files are never made again: older clients stay in use.
+`captured/` has a file for each client: kcat 1.7.1, confluent-kafka 2.16, kafka-python 3.0, aiokafka 0.14 and the tools
+of Kafka 4.3.1, all with a broker of that version. It also has clients and tools of Kafka 4.4.0 with its broker.
+``tools/codec/capture.py`` recorded them. The files are never replaced: older clients stay in use.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def frames(path):
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_what_was_captured_comes_back(path):
-    """Each message decodes, and is encoded to the same bytes again: nothing in it was passed over."""
+    """Each message decodes and encodes to the same bytes, so no field was skipped."""
     count = 0
     for word, key, version, frame in frames(path):
         api, data = APIS[key], memoryview(frame)

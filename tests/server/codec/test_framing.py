@@ -21,7 +21,7 @@ from segmentlog.server.codec.primitives import MalformedMessage
 @pytest.mark.parametrize("client_id", [None, "", "kcat", "x" * 127, "x" * 128, "x" * 3000])
 @pytest.mark.parametrize(("key", "version"), [(0, 7), (0, 9), (17, 1), (18, 3), (18, 99)])
 def test_request_headers_come_back(key, version, client_id):
-    """In old and in flexible versions, and in one that is too new for the codec."""
+    """This holds in old and in flexible versions, and in one that is too new for the codec."""
     api = APIS[key]
     size, header, body = _split(frame_request(api, version, 1234, client_id, [b"body"]))
     assert size == len(header) + len(body)
@@ -36,7 +36,7 @@ def test_request_headers_come_back(key, version, client_id):
 
 
 def test_headers_of_unknown_apis_are_read():
-    """So that the answer can say so."""
+    """The answer can then report the error."""
     assert decode_header(memoryview(b"\x03\xe8\x00\x07\x00\x00\x00\x05\x00\x01a")) == (1000, 7, 5, "a", 11)
 
 
@@ -49,7 +49,7 @@ def test_response_headers_come_back():
 
 
 def test_an_unknown_version_of_api_versions_is_answered_in_version_0():
-    """With error 35, before the body of the request was looked at."""
+    """The answer has error 35, and the body of the request is not read."""
     request = memoryview(b"\x00\x12\x00\x63\x00\x00\x00\x01\x00\x01a\x00whatever this is")
     header = decode_header(request)
     api = APIS[header.api_key]
@@ -93,7 +93,7 @@ def test_records_of_a_response_are_put_out_as_they_are(version):
 
 
 def test_a_response_without_records_is_one_buffer():
-    """So that most are sent with one plain call."""
+    """Most responses are then sent with one plain call."""
     assert len(metadata.encode_response(metadata.MetadataResponse(), 13)) == 1
 
 

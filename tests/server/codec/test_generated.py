@@ -41,7 +41,7 @@ def test_layouts_hold_every_fact_of_the_schemas():
 
 
 def assert_facts(struct: StructLayout, fields: list, shared: dict, versions: list[int]) -> None:
-    """Each field of ``struct`` is as the schema says, in the versions that have the struct."""
+    """Check that each field of ``struct`` is as in the schema, in the versions that have the struct."""
     used = [facts for facts in fields if any(version in parse_versions(facts["versions"]) for version in versions)]
     assert [field.name for field in struct.fields] == [snake(facts["name"]) for facts in used]
     for field, facts in zip(struct.fields, used, strict=True):

@@ -77,7 +77,7 @@ def test_absurd_counts_cost_nothing(count):
 
 @pytest.mark.parametrize("size", [127, 128, 2**14, 2**21, 2**28, 2**31 - 1])
 def test_absurd_sizes_cost_nothing(size):
-    """In flexible versions for strings, bytes, records and tagged fields."""
+    """This holds in flexible versions for strings, bytes, records and tagged fields."""
     produce_head = b"\x00" + bytes(6)
     for rest in (uvarint(size), b"\x02" + uvarint(size), b"\x02\x02a" + uvarint(size), b"\x02\x02a\x02" + bytes(4)):
         with pytest.raises(MalformedMessage):
@@ -102,7 +102,7 @@ def most_used(decode, data):
 @pytest.mark.parametrize("version", [1, 2], ids=["old", "compact"])
 @pytest.mark.parametrize(("kind", "limit"), [("request", ELEMENTS_MAX), ("response", ARRAY_MAX)])
 def test_too_many_elements_cost_nothing(kind, limit, version):
-    """Beyond the limit an array is refused before anything is made for it, though all its bytes are there."""
+    """An array beyond the limit is refused before memory is allocated for it, although all its bytes are there."""
     assert ELEMENTS_MAX <= ARRAY_MAX == 1_000_000, "Kafka 4.4.0 decodes a million elements of an array"
     decode = getattr(delete_groups, f"decode_{kind}")
     head = b"" if kind == "request" else bytes(4)
@@ -149,7 +149,7 @@ def test_sizes_beyond_31_bits_are_malformed(size):
 
 
 def test_strings_are_utf8():
-    """Anything else is malformed."""
+    """Other bytes are malformed."""
     with pytest.raises(MalformedMessage):
         metadata.decode_request(memoryview(b"\x00\x00\x00\x01\x00\x02\xc3\x28\x01"), 0, 4)
 
@@ -184,7 +184,7 @@ def test_a_known_tagged_field_is_as_long_as_it_says():
 
 
 def test_what_follows_a_message_is_ignored():
-    """As Kafka's broker does: a client that sends more than it should is served."""
+    """As in Kafka's broker, a client that sends more than it should is served."""
     encoded = b"".join(metadata.encode_request(metadata.MetadataRequest(topics=[]), 4))
     assert metadata.decode_request(memoryview(encoded + b"more"), 0, 4) == metadata.MetadataRequest(topics=[])
 
@@ -201,7 +201,7 @@ def test_unknown_versions():
 
 
 def test_a_value_that_the_version_has_no_field_for_is_refused():
-    """Unless it is its default, or the schema says that it may be left out."""
+    """A default value is left out, and so is a field that the schema allows to leave out."""
     state = fetch.FetchRequest(replica_state=fetch.ReplicaState(1, 2))
     with pytest.raises(NotInVersion):
         fetch.encode_request(state, 14)

@@ -108,7 +108,7 @@ def as_theirs(data_class: Any, struct: StructLayout, ours: Any, version: int) ->
 
 
 def assert_same(struct: StructLayout, ours: Any, theirs: Any, version: int) -> None:
-    """Every field that the version has holds the same in both."""
+    """Check that both have the same value in every field of the version."""
     for field in struct.fields:
         if version not in field.versions:
             continue
@@ -150,7 +150,7 @@ def test_the_list_of_what_is_lacking_is_not_stale():
 @pytest.mark.parametrize("seed", seeds("codec oracle"))
 @pytest.mark.parametrize(("name", "version"), COMPARED)
 def test_another_codec_agrees(name, version, seed):
-    """Their bytes are our bytes, and what they read out of ours is what we wrote."""
+    """Both codecs encode to the same bytes, and decode each other's bytes to the same values."""
     random = Random(f"{seed} {name} {version}")
     codec, their_class, struct = codec_of(name, version), THEIRS[name], MESSAGES[name].struct
     for _ in range(12):

@@ -11,7 +11,7 @@ import confluent_kafka
 
 
 def main() -> None:
-    """Consume for ever."""
+    """Consume until the process is killed."""
     consumer = confluent_kafka.Consumer(
         {
             "bootstrap.servers": sys.argv[1],

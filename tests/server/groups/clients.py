@@ -51,7 +51,7 @@ class Waiting:
         return not self._thread.is_alive()
 
     def result(self) -> Any:
-        """What it came back with."""
+        """Wait for the call, and return its result."""
         self._thread.join(WAIT_S)
         assert not self._thread.is_alive(), "nobody answered"
         return self._result
@@ -79,7 +79,7 @@ class Client:
         return self.options.get("instance_id")
 
     def request(self, **options: Any) -> JoinRequest:
-        """To join under the id that it has."""
+        """Return a request to join under the client's id."""
         fresh = self.coordinator.new_member_id(self.instance_id or self.name)
         return JoinRequest(**{"member_id": self.id, "new_member_id": fresh, **self.options, **options})
 
@@ -113,7 +113,7 @@ def settle(*clients: Client) -> None:
     ends = time.monotonic() + WAIT_S
 
     def live(client: Client) -> None:
-        # Who is told to join again says so to nobody: as long as he is at it, it is not settled.
+        # A client that must join again discards its result: until it has joined, it is not settled.
         while time.monotonic() < ends:
             if client.assignment and client.heartbeat() is ErrorCode.NONE:
                 settled[client.name] = client.generation

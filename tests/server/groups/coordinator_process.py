@@ -1,9 +1,9 @@
-"""A worker of a server with one client in a group, in a process of its own, until it is killed.
+"""A worker of a server with one client in a group, in its own process, until it is killed.
 
-    coordinator_process.py STORE GROUP SESSION_MS [MEMBER_ID GENERATION]     with both the client goes on as that member
+    coordinator_process.py STORE GROUP SESSION_MS [MEMBER_ID GENERATION]     with both, the client is still that member
 
-It prints a line for the client once it is settled (member id, generation, assignment in hex), and has it send
-heartbeats; one more line for each error that one of them brings.
+It prints a line for the client once it is settled (member id, generation, assignment in hex). Then the client sends
+heartbeats, and the process prints one line for each error that a heartbeat returns.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from segmentlog.server.groups.coordinator import GroupCoordinator
 
 
 def main() -> None:
-    """Work for ever."""
+    """Work until the process is killed."""
     path, group, session_ms = sys.argv[1], sys.argv[2], int(sys.argv[3])
     store = segmentlog.open(path, background=False)
     coordinator = GroupCoordinator(

@@ -13,7 +13,7 @@ from segmentlog.server.worker import Security
 
 
 def main() -> None:
-    """Serve for ever."""
+    """Serve until the process is killed."""
     path, port, delay_ms = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     groups = GroupSettings(
         initial_rebalance_delay_ms=delay_ms, min_session_timeout_ms=100, consumer_session_timeout_ms=6_000,

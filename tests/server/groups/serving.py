@@ -33,7 +33,7 @@ class Served:
 
     @property
     def address(self) -> str:
-        """What clients are given."""
+        """The address for clients."""
         return f"127.0.0.1:{self.port}"
 
     def start(self) -> None:
@@ -43,14 +43,14 @@ class Served:
         assert self._process.stdout.readline().strip() == self.address
 
     def kill(self) -> None:
-        """As `kill -9`."""
+        """Kill the server like `kill -9`."""
         self._process.kill()
         self._process.wait()
         self._process.stdout.close()
 
     @property
     def pid(self) -> int:
-        """Of its process."""
+        """Id of the server's process."""
         return int(self._process.pid)
 
 
@@ -101,6 +101,6 @@ def close_all(consumers: list[Any]) -> None:
 
 
 def shares(consumers: list[Any]) -> bool:
-    """Whether each of them has some partitions of ``t``, and all of them together have all, once."""
+    """Return whether each consumer has partitions of ``t``, and all of them together have each partition once."""
     numbers = [tp.partition for one in consumers for tp in one.assignment() if tp.topic == "t"]
     return sorted(numbers) == list(range(PARTITIONS)) and all(one.assignment() for one in consumers)

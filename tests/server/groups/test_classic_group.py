@@ -1,4 +1,4 @@
-"""What a group decides: one request after the other, in a time that is an argument."""
+"""Decisions of a group: one request after another, in a time that is an argument."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class _Bench:
         self.join(name, member_id=self.id_of(name), **options)
 
     def id_of(self, name: str) -> str:
-        """The id that it was given last."""
+        """Return the latest id of the member."""
         return next(one for one in reversed(self.group.members) if one.startswith(f"{name}-"))
 
     def sync(self, name: str, generation: int | None = None, **options: Any) -> None:
@@ -129,7 +129,7 @@ def test_those_who_come_together_join_together(bench: _Bench) -> None:
 
 
 def test_waiting_for_more_ends(bench: _Bench) -> None:
-    """However many more come: after the rebalance time-out those who are there begin."""
+    """For any number of new members, those who are there begin after the rebalance timeout."""
     for number in range(_REBALANCE_MS // 50 + 10):
         bench.join(f"n{number}")
         bench.wait(50)
@@ -138,7 +138,7 @@ def test_waiting_for_more_ends(bench: _Bench) -> None:
 
 
 def test_a_new_member_makes_the_others_join(bench: _Bench) -> None:
-    """Who is a member already hears of it by its heartbeat, and the phase ends once the last has joined."""
+    """Existing members learn of it by their heartbeats, and the phase ends when the last one has joined."""
     bench.settle("a", "b")
     bench.join("c")
     assert bench.heartbeat("a") is ErrorCode.REBALANCE_IN_PROGRESS
@@ -149,7 +149,7 @@ def test_a_new_member_makes_the_others_join(bench: _Bench) -> None:
 
 
 def test_who_does_not_join_again_is_no_member(bench: _Bench) -> None:
-    """After the rebalance time-out the others go on without him, though he said that he lives."""
+    """After the rebalance timeout, the others continue without it, although it sends heartbeats."""
     bench.settle("a", "b")
     b = bench.id_of("b")
     bench.join("c")
@@ -162,7 +162,7 @@ def test_who_does_not_join_again_is_no_member(bench: _Bench) -> None:
 
 
 def test_an_id_first(bench: _Bench) -> None:
-    """KIP-394: who is told its id is no member until it comes with it; it counts for a session time-out."""
+    """KIP-394: a client that got an id is a member once it joins with it. The id expires after a session timeout."""
     bench.join("a", requires_known_member_id=True)
     answer = bench.told["a"]
     assert (answer.error, answer.member_id) == (ErrorCode.MEMBER_ID_REQUIRED, "a-1")
@@ -178,7 +178,7 @@ def test_an_id_first(bench: _Bench) -> None:
 
 
 def test_a_rebalance_waits_for_who_was_told_its_id(bench: _Bench) -> None:
-    """So that it comes into this generation, and does not make another one."""
+    """It then joins this generation, instead of starting another one."""
     bench.settle("a")
     bench.join("b", requires_known_member_id=True)
     bench.join("c")
@@ -202,7 +202,7 @@ def test_a_rebalance_waits_for_who_was_told_its_id(bench: _Bench) -> None:
     ],
 )
 def test_who_is_refused(bench: _Bench, options: dict[str, Any], error: ErrorCode) -> None:
-    """Is told why, and nobody notices."""
+    """The client gets the reason, and other members are not affected."""
     bench.settle("a")
     bench.join("b", **options)
     assert _error(bench, "b") is error
@@ -221,7 +221,7 @@ def test_a_group_can_be_full() -> None:
 
 
 def test_what_members_say_has_a_limit() -> None:
-    """A group that is to be saved as one is no place for any amount of bytes; nor is an assignment."""
+    """The size of a group is limited, because it is saved as a whole, and so is the size of an assignment."""
     bench = _Bench(GroupSettings(initial_rebalance_delay_ms=_DELAY_MS, group_bytes=100))
     bench.settle("a", protocols=(("range", b"t" * 50),))
     bench.join("b", protocols=(("range", b"t" * 50),))
@@ -234,7 +234,7 @@ def test_what_members_say_has_a_limit() -> None:
 
 
 def test_the_protocol_that_most_like_best() -> None:
-    """Each votes for the best of those that all have."""
+    """Each member votes for its best protocol of those that all have."""
 
     def member(*names: str) -> ClassicMember:
         return ClassicMember("", None, "", "", 0, 0, tuple((name, b"") for name in names), 0)
@@ -245,7 +245,7 @@ def test_the_protocol_that_most_like_best() -> None:
 
 
 def test_any_protocol_type(bench: _Bench) -> None:
-    """Connect's workers and registries form groups; what they say is theirs. An empty group takes any type anew."""
+    """Connect's workers and registries form groups with their own data. An empty group accepts any type."""
     bench.settle("w", protocol_type="connect", protocols=(("sessioned", b"\xff\x00"),))
     assert bench.told["w"].protocol_type == "connect"
     assert bench.leave((bench.id_of("w"), None)) == [ErrorCode.NONE]
@@ -256,7 +256,7 @@ def test_any_protocol_type(bench: _Bench) -> None:
 
 
 def test_joining_again_unchanged(bench: _Bench) -> None:
-    """A follower is told the generation that there is; a leader that joins again wants a rebalance."""
+    """A follower gets the current generation; a leader that joins again starts a rebalance."""
     bench.settle("a", "b")
     bench.rejoin("b")
     assert bench.told["b"].generation == 1
@@ -266,7 +266,7 @@ def test_joining_again_unchanged(bench: _Bench) -> None:
 
 
 def test_a_lost_answer_is_given_again(bench: _Bench) -> None:
-    """Who joins again before it is assigned anything is told the same, the leader with the members."""
+    """A member that joins again before its assignment gets the same answer, the leader with the members."""
     for name in "ab":
         bench.join(name)
     bench.wait(2 * _DELAY_MS)
@@ -300,7 +300,7 @@ def test_who_asks_twice_is_answered_once_each(bench: _Bench) -> None:
 
 
 def test_followers_wait_for_the_leader(bench: _Bench) -> None:
-    """Each gets what the leader gives it; who is forgotten gets nothing; who asks later gets the same."""
+    """Each member gets the leader's assignment, also later; a member that the leader left out gets an empty one."""
     for name in "abc":
         bench.join(name)
     bench.wait(2 * _DELAY_MS)
@@ -323,14 +323,14 @@ def test_followers_wait_for_the_leader(bench: _Bench) -> None:
     ],
 )
 def test_syncs_that_are_refused(bench: _Bench, options: dict[str, Any], error: ErrorCode) -> None:
-    """Of who is not in this generation, or thinks it is another one."""
+    """A sync from a client outside of this generation, or with another generation, is refused."""
     bench.settle("a")
     bench.sync("a", **options)
     assert _error(bench, "sync a") is error
 
 
 def test_a_rebalance_sends_away_who_syncs(bench: _Bench) -> None:
-    """Before the leader has assigned somebody comes: those who wait join again."""
+    """A new member joins before the leader has assigned: waiting members must join again."""
     for name in "ab":
         bench.join(name)
     bench.wait(2 * _DELAY_MS)
@@ -342,7 +342,7 @@ def test_a_rebalance_sends_away_who_syncs(bench: _Bench) -> None:
 
 
 def test_who_never_syncs_is_given_up(bench: _Bench) -> None:
-    """A leader that joins, says that it lives, and never assigns anything does not hold up the others for ever."""
+    """A leader that joins and sends heartbeats but never assigns delays the others only for a limited time."""
     for name in "ab":
         bench.join(name)
     bench.wait(2 * _DELAY_MS)
@@ -359,7 +359,7 @@ def test_who_never_syncs_is_given_up(bench: _Bench) -> None:
 
 
 def test_silence_ends_a_session(bench: _Bench) -> None:
-    """Heartbeats keep it; who waits in a JoinGroup or SyncGroup cannot send any, and needs none."""
+    """Heartbeats keep a member; a client that waits in a JoinGroup or SyncGroup is exempt."""
     bench.settle("a", "b")
     b = bench.id_of("b")
     bench.wait(_SESSION_MS - 1)
@@ -378,7 +378,7 @@ def test_silence_ends_a_session(bench: _Bench) -> None:
 
 
 def test_the_last_that_dies_leaves_an_empty_group(bench: _Bench) -> None:
-    """Its generation is a new one, and whoever comes next leads."""
+    """The next generation is a new one, and the next member leads."""
     bench.settle("a")
     bench.wait(_SESSION_MS)
     assert (bench.state, bench.generation) == (GroupState.EMPTY, 2)
@@ -388,7 +388,7 @@ def test_the_last_that_dies_leaves_an_empty_group(bench: _Bench) -> None:
 
 
 def test_leaving(bench: _Bench) -> None:
-    """Several at once: by id, by instance id, before they joined; strangers are told so."""
+    """Several members leave at once: by id, by instance id, or before they joined; unknown members get an error."""
     bench.settle("a", "b")
     bench.join("s", instance_id="i")
     bench.rejoin("a")
@@ -401,7 +401,7 @@ def test_leaving(bench: _Bench) -> None:
 
 
 def test_leaving_answers_who_waits(bench: _Bench) -> None:
-    """A member that is removed by somebody else while it waits is told so."""
+    """A waiting member that another client removes gets an error."""
     bench.settle("a", "b")
     bench.join("c")
     bench.rejoin("b")
@@ -410,7 +410,7 @@ def test_leaving_answers_who_waits(bench: _Bench) -> None:
 
 
 def test_the_end_of_the_group_answers_everybody(bench: _Bench) -> None:
-    """A group that ends has nobody wait for it."""
+    """The end of a group answers all waiting members."""
     bench.settle("a")
     bench.join("b")
     bench.group.end()
@@ -436,7 +436,7 @@ def test_the_end_of_the_group_answers_everybody(bench: _Bench) -> None:
 def test_who_may_commit(
     bench: _Bench, state: GroupState, member: bool | None, generation: int, error: ErrorCode
 ) -> None:
-    """Members of this generation, until others have joined a new one; who is no member only where there is none."""
+    """Members of this generation may commit until a new one begins; other clients only if the group is empty."""
     if state is not GroupState.EMPTY:
         bench.settle("a")
         if state is not GroupState.STABLE:
@@ -453,7 +453,7 @@ def test_who_may_commit(
 
 
 def test_a_static_member_comes_again(bench: _Bench) -> None:
-    """Under a new id, with its assignment, and nobody else notices; its former self is fenced."""
+    """It gets a new id and its assignment, other members are not affected, and its old id is fenced."""
     bench.join("a")
     bench.join("s", instance_id="i")
     bench.wait(2 * _DELAY_MS)
@@ -481,7 +481,7 @@ def test_a_static_member_comes_again(bench: _Bench) -> None:
 
 @pytest.mark.parametrize("may_skip", [False, True])
 def test_a_static_leader_comes_again(bench: _Bench, may_skip: bool) -> None:
-    """It leads still, and need not assign anything; older clients are told that another one leads, for they would."""
+    """It still leads and need not assign; older clients get another member as leader, because they would."""
     bench.settle("s", instance_id="i")
     old = bench.id_of("s")
     bench.join("s", instance_id="i", supports_skipping_assignment=may_skip)
@@ -509,7 +509,7 @@ def test_a_static_member_that_reads_something_else(bench: _Bench, metadata: byte
 
 
 def test_a_static_member_that_waits_is_fenced_by_its_next_self(bench: _Bench) -> None:
-    """Whoever waits under the instance id is told so, and the new one takes its place."""
+    """A client that waits under the instance id gets an error, and the new client takes its place."""
     bench.settle("a")
     bench.join("s", instance_id="i")
     bench.join("s again", instance_id="i")
@@ -519,7 +519,7 @@ def test_a_static_member_that_waits_is_fenced_by_its_next_self(bench: _Bench) ->
 
 
 def test_a_static_member_that_is_away_stays_one(bench: _Bench) -> None:
-    """Others rebalance without waiting for it longer than they have to, and it goes on under its id with the next."""
+    """Others rebalance after the usual wait, and it rejoins later under its id."""
     bench.settle("a")
     bench.join("s", instance_id="i", session_timeout_ms=1_000_000)
     bench.rejoin("a")
@@ -545,7 +545,7 @@ def test_a_static_member_that_is_away_stays_one(bench: _Bench) -> None:
 
 @pytest.mark.parametrize("state", [GroupState.PREPARING, GroupState.COMPLETING, GroupState.STABLE])
 def test_a_restart_in_every_state(bench: _Bench, state: GroupState) -> None:
-    """The members of a generation go on in it, or in the next one; nobody is forgotten."""
+    """The members of a generation continue in it or in the next one, and all are kept."""
     for name in "ab":
         bench.join(name)
     bench.wait(2 * _DELAY_MS)
@@ -571,7 +571,7 @@ def test_a_restart_in_every_state(bench: _Bench, state: GroupState) -> None:
 
 
 def test_who_does_not_come_after_a_restart_is_given_up(bench: _Bench) -> None:
-    """Sessions begin anew, and end as they do."""
+    """Sessions begin again, and end as usual."""
     bench.settle("a", "b")
     b = bench.id_of("b")
     bench.restart()
@@ -583,7 +583,7 @@ def test_who_does_not_come_after_a_restart_is_given_up(bench: _Bench) -> None:
 
 
 def test_who_left_does_not_come_back_by_a_restart(bench: _Bench) -> None:
-    """That it has gone is saved before it is told so."""
+    """Its departure is saved before the answer."""
     bench.settle("a", "b")
     bench.group.is_changed = False
     b = bench.id_of("b")

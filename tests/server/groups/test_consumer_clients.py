@@ -27,7 +27,7 @@ _CLIENT = Path(__file__).with_name("client_process.py")
 
 @pytest.fixture
 def consumer(served: Served) -> Iterator[Callable[..., Any]]:
-    """Makes consumers of either protocol, and closes them at the end."""
+    """Yield a function that creates consumers of either protocol, and close them at the end."""
     made: list[Any] = []
 
     def make(protocol: str = "consumer", topics: str = "t", **options: Any) -> Any:
@@ -52,7 +52,7 @@ def _generation(store: LogStore) -> int:
 
 @pytest.mark.long
 def test_three_and_one_is_killed(consumer: Callable[..., Any], served: Served, store: LogStore) -> None:
-    """Three share; a restart of the server moves nobody; what one had that is killed goes to the others."""
+    """Three members share; a restart of the server moves no partition, a kill moves those of the killed member."""
     command = [sys.executable, str(_CLIENT), served.address, "g"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as third:
         try:
@@ -80,7 +80,7 @@ def test_three_and_one_is_killed(consumer: Callable[..., Any], served: Served, s
 
 
 def test_everything_is_read_once(consumer: Callable[..., Any], store: LogStore) -> None:
-    """One reads and commits, another comes and takes over a part from where the first one is."""
+    """One member reads and commits, and another one takes over a part at the first one's offsets."""
     first = consumer()
     read = poll_until([first], lambda: bool(first.assignment()))
     while len(read) < 30:
@@ -99,12 +99,12 @@ def test_everything_is_read_once(consumer: Callable[..., Any], store: LogStore) 
 
 
 def read_of(*consumers: Any) -> set[tuple[int, int]]:
-    """Which partitions have been read to the end of eleven records."""
+    """Return the partitions that have been read to the end of eleven records."""
     return {(tp.partition, tp.offset) for one in consumers for tp in one.position(one.assignment()) if tp.offset == 11}
 
 
 def test_an_expression(consumer: Callable[..., Any], store: LogStore) -> None:
-    """Topics that come are read, without anybody looking for them but the server."""
+    """Records of new topics are read as soon as the server has found the topics."""
     one = consumer(topics="^t.*")
     poll_until([one], lambda: shares([one]))
     store.create_topic("t2", fsync="never")
@@ -112,7 +112,7 @@ def test_an_expression(consumer: Callable[..., Any], store: LogStore) -> None:
 
 
 def test_static_consumers(consumer: Callable[..., Any], store: LogStore) -> None:
-    """One that is started again under its instance id takes its place without the others being asked."""
+    """A consumer that restarts with its instance id keeps its place, and the others need not react."""
     one, other = consumer(group_instance_id="one"), consumer(group_instance_id="other")
     poll_until([one, other], lambda: shares([one, other]))
     had, before = {tp.partition for tp in one.assignment()}, _generation(store)
@@ -147,7 +147,7 @@ def test_there_and_back(consumer: Callable[..., Any], store: LogStore, strategy:
 
 
 class _Java:
-    """A member that is Kafka's own client, in a process of its own; it tells what it has read and committed."""
+    """A member that is Kafka's own client, in another process; it prints the records that it has read and committed."""
 
     def __init__(self, address: str) -> None:
         java, *words = java_command("Client", "member", address, "g", "t")
@@ -165,7 +165,7 @@ class _Java:
                 self.told.add((int(words[0]), int(words[1])))
 
     def kill(self) -> None:
-        """As `kill -9`."""
+        """Kill the client like `kill -9`."""
         self._process.kill()
         self._thread.join()
         self._process.wait()
@@ -175,7 +175,7 @@ class _Java:
 
 @pytest.mark.long
 def test_java(served: Served, store: LogStore) -> None:
-    """Three of Kafka's own clients share; when one is killed the others take its share, and all is committed."""
+    """Three of Kafka's own clients share; after a kill, the others take over, and all records are committed."""
     try:
         java_command("Client")
     except Missing as error:

@@ -53,7 +53,7 @@ _SETTINGS = GroupSettings(
 
 
 class _Denying(OpenAuthorizer):
-    """Allows everything but what it was told."""
+    """An authorizer that denies only the given operations."""
 
     denied: set[tuple[Operation, str]]
 
@@ -77,7 +77,7 @@ class _Door:
         )  # fmt: skip
 
     def restart(self) -> None:
-        """The worker ends, and another begins."""
+        """Replace the worker by another one."""
         self.broker.groups.close()
         self.broker.groups = GroupCoordinator(self.store, self.clock, self.settings)
 
@@ -116,7 +116,7 @@ class _Door:
     # ------------------------------------------------------------ of the classic protocol
 
     def classic_join(self, member: str = "", **options: Any) -> Any:
-        """JoinGroup, again with the id if it is told one."""
+        """Send a JoinGroup, and repeat it with the id if the answer has one."""
         protocols = [join_group.JoinGroupRequestProtocol("range", encode_topics(("t",)))]
         request = join_group.JoinGroupRequest(
             "g", 10_000, 10_000, member_id=member, protocol_type="consumer", protocols=protocols, **options
@@ -139,7 +139,7 @@ class _Door:
 
 
 def _numbers(answer: Any) -> Any:
-    """What it is assigned of the one topic that there is; None: it is not told."""
+    """Return the assigned partitions of the only topic; None if the answer has no assignment."""
     if answer.assignment is None:
         return None
     return [number for topic in answer.assignment.topic_partitions for number in topic.partitions]
@@ -200,7 +200,7 @@ def test_versions(door: _Door, version: int) -> None:
     ],
 )  # fmt: skip
 def test_joins_that_make_no_sense(door: _Door, options: dict[str, Any]) -> None:
-    """They are refused before anything is looked at."""
+    """They are refused before any lookup."""
     assert door.join("a", **options).error_code == ErrorCode.INVALID_REQUEST
     assert door.beat("a", -2).error_code == ErrorCode.INVALID_REQUEST
     assert door.beat("a", -3).error_code == ErrorCode.INVALID_REQUEST
@@ -208,7 +208,7 @@ def test_joins_that_make_no_sense(door: _Door, options: dict[str, Any]) -> None:
 
 
 def test_fencing(door: _Door) -> None:
-    """Epochs that a member does not have are refused, but for the one whose end it may not have heard of."""
+    """Epochs that are not the member's are refused, except the previous one, whose end may be unknown to the client."""
     assert door.beat("a", 3).error_code == ErrorCode.UNKNOWN_MEMBER_ID
     epoch = door.join("a").member_epoch
     assert door.beat("a", epoch + 1).error_code == ErrorCode.FENCED_MEMBER_EPOCH
@@ -223,7 +223,7 @@ def test_fencing(door: _Door) -> None:
 
 
 def test_time_outs(door: _Door) -> None:
-    """Who is not heard of is given up, and who does not let go in time, too."""
+    """A silent member is removed, and so is one that does not release partitions in time."""
     epoch = door.join("a").member_epoch
     door.tick(6_000)
     other = door.join("b").member_epoch
@@ -240,7 +240,7 @@ def test_time_outs(door: _Door) -> None:
 
 
 def test_static_members(door: _Door) -> None:
-    """Who leaves its place to itself finds it, under another id; nobody takes it who is not he."""
+    """A static member finds its place under another id; other clients cannot take it."""
     first = door.join("a", instance_id="i")
     assert door.join("b", instance_id="i").error_code == ErrorCode.UNRELEASED_INSTANCE_ID
     assert door.beat("b", 1, instance_id="i").error_code == ErrorCode.FENCED_INSTANCE_ID
@@ -261,7 +261,7 @@ def test_static_members(door: _Door) -> None:
 
 
 def test_expressions(door: _Door) -> None:
-    """Topics come with their names; those that one may not see do not; what is no expression is refused."""
+    """A member gets new topics by their names, except hidden ones; an invalid expression is refused."""
     door.store.create_topic("secret", fsync="never")
     door.authorizer.denied.add((Operation.DESCRIBE, "secret"))
     bad = door.join("a", subscribed_topic_names=None, subscribed_topic_regex="(")
@@ -281,7 +281,7 @@ def test_expressions(door: _Door) -> None:
 
 
 def test_assignors(door: _Door) -> None:
-    """Members vote; there are two."""
+    """Members vote for one of two assignors."""
     assert door.join("a", server_assignor="mine").error_code == ErrorCode.UNSUPPORTED_ASSIGNOR
     epoch = door.join("a").member_epoch
     assert door.describe().assignor_name == "uniform"
@@ -301,7 +301,7 @@ def test_partitions_that_are_added(door: _Door) -> None:
 
 
 def test_a_full_group(door: _Door) -> None:
-    """It takes nobody more; who is in it is not concerned."""
+    """It refuses new members, and its members are not affected."""
     door.settings = GroupSettings(max_size=1)
     door.restart()
     epoch = door.join("a").member_epoch
@@ -340,7 +340,7 @@ def test_the_library_has_the_group(door: _Door) -> None:
 
 
 def test_a_restart(door: _Door) -> None:
-    """Members go on in their epochs, with what they have, wherever they are on their way; nobody is asked to move."""
+    """In each state of a reassignment, members keep their epochs and partitions, and none has to move."""
     epoch = door.join("a", instance_id="i").member_epoch
     other = door.join("b", subscribed_topic_names=None, subscribed_topic_regex="t").member_epoch
     kept = _numbers(door.beat("a", epoch))
@@ -367,7 +367,7 @@ def test_a_restart(door: _Door) -> None:
 
 
 def test_what_cannot_be_saved_is_not_told(door: _Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full disk: nobody is told anything, and the group goes on from what was saved."""
+    """On a full disk, members get no new state, and the group continues with the saved one."""
     epoch = door.join("a").member_epoch
     before = door.describe()
 
@@ -389,7 +389,7 @@ def test_what_cannot_be_saved_is_not_told(door: _Door, monkeypatch: pytest.Monke
 
 
 def test_positions(door: _Door) -> None:
-    """They are committed and asked for by a member in its epoch, or of an empty group by anybody."""
+    """A member in its epoch may commit and fetch offsets, and any client may if the group is empty."""
     epoch = door.join("a").member_epoch
     commits = door.broker.groups.commit_offsets
     assert commits("g", [], member_id="a", generation=epoch)[0] is ErrorCode.NONE
@@ -414,7 +414,7 @@ def test_positions(door: _Door) -> None:
 
 @pytest.mark.parametrize("version", [0, 1])
 def test_describing(door: _Door, version: int) -> None:
-    """What each member has, and what it is to have."""
+    """The description has the current and the target assignment of each member."""
     door.join("a", instance_id="i", rack_id="r")
     door.join("b")
     found = door.describe(version=version)
@@ -431,7 +431,7 @@ def test_describing(door: _Door, version: int) -> None:
 
 
 def test_other_tools(door: _Door) -> None:
-    """Groups are listed with their type, described in the classic words, and not deleted while somebody is there."""
+    """Groups are listed with their type, described in classic terms, and cannot be deleted while they have members."""
     door.join("a")
 
     def listed(**options: Any) -> list[tuple[str, str, str]]:
@@ -497,7 +497,7 @@ def test_there_and_back(door: _Door) -> None:
 
 
 def test_a_classic_member_joins_a_new_group(door: _Door) -> None:
-    """And leaves it, or is given up when it does not join again in time."""
+    """It may leave, or is removed if it does not join again in time."""
     epoch = door.join("new").member_epoch
     classic = door.classic_join()
     assert (classic.error_code, classic.protocol_name, classic.members) == (0, "range", [])
@@ -524,7 +524,7 @@ def test_a_classic_member_joins_a_new_group(door: _Door) -> None:
 
 
 def test_one_after_the_other(door: _Door) -> None:
-    """An empty group is of whichever protocol comes next, and its epochs go on."""
+    """The next protocol takes an empty group, and its epochs continue."""
     epoch = door.join("a").member_epoch
     door.beat("a", -1)
     classic = door.classic_join()
@@ -575,7 +575,7 @@ def test_a_heartbeat_looks_at_nobody_else(door: _Door, monkeypatch: pytest.Monke
 
 
 def test_who_is_silent_among_many_is_given_up(door: _Door) -> None:
-    """Though nobody looks at all of them with each heartbeat; and nobody else is."""
+    """Only the silent member is removed, although a heartbeat does not check all members."""
     members = [f"m{number}" for number in range(10)]
     epochs = {member: door.join(member).member_epoch for member in members}
     for _ in range(12):

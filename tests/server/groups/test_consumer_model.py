@@ -1,8 +1,7 @@
-"""Any order of heartbeats, joins, departures, lost answers and restarts, in a group that goes from one protocol to the
-other and back: what holds in each, and that every partition has a reader in the end.
+"""Any order of heartbeats, joins, departures, lost answers and restarts, in a group that changes its protocol.
 
-Clients behave like Kafka's: those of the consumer protocol, and those of the classic one that give up all partitions in
-a rebalance, or keep what they may.
+Each state keeps the rules, and every partition has a reader in the end. Clients behave like Kafka's: those of the
+consumer protocol, and those of the classic one that give up all partitions in a rebalance, or keep what they may.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ class _Catalog:
 
 
 class _Client:
-    """What a client knows."""
+    """The state of a client."""
 
     def __init__(self, world: _World, name: str, instance_id: str | None = None) -> None:
         self.world = world
@@ -71,22 +70,22 @@ class _Client:
         self.epoch = 0
         self.owned: frozenset[Any] = frozenset()
         self.wanted: frozenset[Any] | None = None
-        """What it was told last, until it has let go of the rest."""
+        """Its latest assignment, until it has released the rest."""
         self.is_away = True
         self.heard_ms = 0
 
     def is_member(self) -> bool:
-        """Whether it and the group believe that it is one."""
+        """Return whether client and group both consider it a member."""
         return not self.is_away and self.id in self.world.machine.members
 
     def restart(self) -> None:
-        """It dies, and says nothing."""
+        """Die without leaving the group."""
         self.owned, self.wanted, self.epoch, self.is_away = frozenset(), None, 0, True
         self.id = ""
 
 
 class _Modern(_Client):
-    """Of the consumer protocol."""
+    """A client of the consumer protocol."""
 
     must_say_all = True
 
@@ -142,7 +141,7 @@ class _Modern(_Client):
 
 
 class _Classic(_Client):
-    """Of the classic protocol; one that is ``eager`` gives up everything before it joins."""
+    """A client of the classic protocol; an ``eager`` one gives up everything before it joins."""
 
     next = "join"
     waits_for: int | None = None
@@ -201,7 +200,7 @@ class _Classic(_Client):
         return super().is_member() and (self.instance_id is None or self.epoch == self.world.epoch_of(self.id))
 
     def assignments(self) -> list[tuple[str, bytes]]:
-        """As the leader: nobody is given what another has still."""
+        """Assign as the leader: a partition that another member still has is not assigned."""
         if not self.members:
             return []
         said = {one: consumer_protocol.decode_subscription(memoryview(data))[1] for one, _, data in self.members}
@@ -284,7 +283,7 @@ class _World:
         return self.subscriptions.get(name, ("t", "u"))
 
     def epoch_of(self, member_id: str) -> int:
-        """As the group has it."""
+        """Return the member's epoch in the group."""
         machine = self.machine
         return machine.members[member_id].holding.epoch if isinstance(machine, ConsumerGroup) else machine.generation
 
@@ -327,7 +326,7 @@ class _World:
         self.check()
 
     def check_time(self) -> None:
-        """Whoever looks after the group comes before anybody's time is over."""
+        """Check that the group is checked before any deadline of a member."""
         if isinstance(self.machine, ConsumerGroup) and self.machine.members:
             due_ms = self.machine.next_deadline_ms()
             assert due_ms is not None
@@ -364,7 +363,7 @@ class _World:
         self.now_ms = ends_ms
 
     def restart(self) -> None:
-        """The worker is killed: nobody who waits is answered, and what was saved is what there is."""
+        """Kill the worker: waiting clients get no answer, and the group has its saved state."""
         generation = self.machine.generation
         for client in self.tokens.values():
             client.waits_for = None
@@ -401,7 +400,7 @@ class _World:
         self.settle()
 
     def end(self) -> None:
-        """Nothing happens any more but what clients do: everything is read, by one each."""
+        """Let clients work without further events: each partition then has one reader."""
         self.is_calm = True
         self.settle()
         for _ in range(120):
@@ -435,7 +434,7 @@ class _World:
 @pytest.mark.long
 @pytest.mark.parametrize("seed", seeds("consumer groups"))
 def test_many_orders(seed: int) -> None:
-    """No partition has two owners, epochs go on, and all is read in the end."""
+    """No partition has two owners, epochs ascend, and all partitions are read in the end."""
     for trial in range(30):
         world = _World(random.Random(f"{seed} {trial}").randrange)
         for _ in range(_STEPS):
@@ -448,7 +447,7 @@ def test_many_orders(seed: int) -> None:
 @settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_any_order(data: st.DataObject) -> None:
-    """The same, in orders that Hypothesis makes up, and shortens when one fails."""
+    """The rules hold in orders that Hypothesis invents, and shortens after a failure."""
     world = _World(lambda bound: data.draw(st.integers(0, bound - 1)))
     for _ in range(40):
         world.step()

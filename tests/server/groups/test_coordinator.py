@@ -46,7 +46,7 @@ def store(tmp_path: Path, clock: TestClock) -> Iterator[LogStore]:
 
 @pytest.fixture
 def start(store: LogStore, clock: TestClock) -> Iterator[Callable[..., GroupCoordinator]]:
-    """Starts coordinators, and closes them at the end."""
+    """Yield a function that starts coordinators, and close them at the end."""
     started: list[GroupCoordinator] = []
 
     def start_coordinator(settings: Any = SETTINGS, **options: Any) -> GroupCoordinator:
@@ -70,7 +70,7 @@ def test_three_members_share(start: Callable[..., GroupCoordinator]) -> None:
 
 
 def test_a_dead_member_is_given_up(start: Callable[..., GroupCoordinator], clock: TestClock) -> None:
-    """Who is not heard of for its session time-out is no member any more, and the others share anew."""
+    """A member that is silent for its session timeout is removed, and the others share its partitions."""
     coordinator = start()
     a, b, dead = clients = [Client(coordinator, name) for name in "abc"]
     settle(*clients)
@@ -86,7 +86,7 @@ def test_a_dead_member_is_given_up(start: Callable[..., GroupCoordinator], clock
 
 
 def test_a_restart_goes_on_without_a_rebalance(start: Callable[..., GroupCoordinator], clock: TestClock) -> None:
-    """A coordinator that is started again has the same members in the same generation, their sessions begun anew."""
+    """A restarted coordinator has the same members in the same generation, with new sessions."""
     first = start()
     clients = [Client(first, name) for name in "abc"]
     settle(*clients)
@@ -106,7 +106,7 @@ def test_a_restart_goes_on_without_a_rebalance(start: Callable[..., GroupCoordin
 
 
 def test_closing_wakes_all_who_wait(start: Callable[..., GroupCoordinator]) -> None:
-    """Nobody waits for a coordinator that is gone."""
+    """Clients do not wait for a closed coordinator."""
     coordinator = start()
     a, b, c = (Client(coordinator, name) for name in "abc")
     settle(a)
@@ -155,7 +155,7 @@ def test_nobody_is_told_what_is_not_on_disk(start: Callable[..., GroupCoordinato
 
 @pytest.mark.parametrize("step", ["joining", "joined", "syncing", "synced", "rejoining", "left"])
 def test_a_restart_in_the_middle(start: Callable[..., GroupCoordinator], step: str) -> None:
-    """Whatever step of a rebalance it is: members go on, generations do too, and who waited is sent away."""
+    """At any step of a rebalance, members and generations continue, and waiting clients must join again."""
     first = start()
     a, b, c = clients = [Client(first, name) for name in "abc"]
     settle(a, b)
@@ -208,7 +208,7 @@ def _members(coordinator: GroupCoordinator) -> list[ClassicMember]:
 
 
 def test_a_static_member_is_restarted(start: Callable[..., GroupCoordinator]) -> None:
-    """It comes back under its instance id, also after a restart of the coordinator, and nobody joins again."""
+    """It returns under its instance id, also after a restart of the coordinator; others need not join again."""
     coordinator = start()
     a, static = Client(coordinator, "a"), Client(coordinator, "s", instance_id="i")
     settle(a, static)
@@ -225,7 +225,7 @@ def test_a_static_member_is_restarted(start: Callable[..., GroupCoordinator]) ->
 
 
 class _FullDisk(FileSystem):
-    """Has no room for what replaces a file, when it is told so."""
+    """A file system that has no room for replacing a file, on request."""
 
     is_full = False
 
@@ -238,7 +238,7 @@ class _FullDisk(FileSystem):
 def test_what_cannot_be_saved_is_told_to_nobody(
     tmp_path: Path, clock: TestClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Who waits is sent away, what the file says counts, and it goes on once there is room."""
+    """Waiting clients get an error, the state in the file counts, and the group continues once there is room."""
     fs = _FullDisk()
     with LogStore(tmp_path / "store", background=False, clock=clock, fs=fs) as store:
         store.create_topic("t")
@@ -266,7 +266,7 @@ def test_what_cannot_be_saved_is_told_to_nobody(
 
 
 def test_two_workers_of_one_number(start: Callable[..., GroupCoordinator]) -> None:
-    """While the former one is not gone clients of the next one are told to wait, and then it goes on."""
+    """While the former worker runs, clients of the next one must wait; then it continues."""
     first, second = start(), start()
     a = Client(first, "a")
     settle(a)
@@ -281,7 +281,7 @@ def test_two_workers_of_one_number(start: Callable[..., GroupCoordinator]) -> No
 def test_a_restarted_worker_gives_up_who_does_not_come(
     start: Callable[..., GroupCoordinator], clock: TestClock, store: LogStore
 ) -> None:
-    """Nobody has to ask about a group for that; and the library has it then. Groups of others it leaves alone."""
+    """This happens without a request for the group, and then the library may take it. Groups of other workers stay."""
     first = start()
     for group in ("g", "other"):
         settle(Client(first, "a", group))
@@ -291,7 +291,7 @@ def test_a_restarted_worker_gives_up_who_does_not_come(
     assert store.groups.describe("g").members
 
     def is_given_up() -> bool:
-        clock.ms += 10_000  # since it was read: nobody has more time than a session takes
+        clock.ms += 10_000  # since the file was read: a member has at most a session timeout
         second.run_due()
         return store.groups.describe("g").state == "Empty"
 
@@ -301,7 +301,7 @@ def test_a_restarted_worker_gives_up_who_does_not_come(
 
 
 def test_a_group_is_another_workers_than_before(store: LogStore, clock: TestClock) -> None:
-    """When there are more workers than there were, who does not come again is given up, though nobody asks for it."""
+    """With more workers than before, a client that does not return is removed, also without a request."""
     nodes = [WorkerNode(1, "localhost", 9093), WorkerNode(2, "localhost", 9094)]
     settings = ServerSettings(groups=SETTINGS)
     with closing(Broker(store, WorkerCluster("c", nodes[:1], 1), settings, OpenAuthorizer(), clock)) as alone:
@@ -332,7 +332,7 @@ def test_a_group_is_another_workers_than_before(store: LogStore, clock: TestCloc
 def test_a_disk_that_takes_longer_than_a_session(
     start: Callable[..., GroupCoordinator], clock: TestClock, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """While a group is saved nobody in it can be heard of: that time does not count."""
+    """While a group is saved, its members' heartbeats wait: that time does not count."""
     coordinator = start()
     a = Client(coordinator, "a")
     if kind == "classic":
@@ -378,7 +378,7 @@ def test_the_library_comes_while_a_worker_takes_up_the_group(
     start: Callable[..., GroupCoordinator], clock: TestClock, store: LogStore, monkeypatch: pytest.MonkeyPatch,
     worker: int,
 ) -> None:  # fmt: skip
-    """Of a group whose clients were away for too long: they are members no more, be it its own or another's."""
+    """Clients that were away for too long are removed from the group, whether it is this worker's or another's."""
     a = Client(start(), "a")
     settle(a)
     a.coordinator.close()
@@ -402,7 +402,7 @@ def test_the_library_comes_while_a_worker_takes_up_the_group(
 
 
 def test_a_deadline_wakes_the_thread(start: Callable[..., GroupCoordinator], store: LogStore) -> None:
-    """In the time that everybody has: who is not heard of is given up though nobody asks."""
+    """A real clock: a silent member is removed without any request."""
     coordinator = GroupCoordinator(store, settings=SETTINGS)
     with closing(coordinator):
         a = Client(coordinator, "a", session_timeout_ms=100)

@@ -1,6 +1,6 @@
-"""Who goes while it waits is gone at once: from its group, and with its thread. The others go on.
+"""A client that disconnects while it waits leaves its group at once, and its thread ends. The others continue.
 
-No time-out of a group is short here: who waits for one waits for minutes.
+The timeouts of groups are minutes here, so that waiting for one would fail.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class ClassicMember:
         self._instance_id = instance_id
 
     def begin_to_join(self) -> None:
-        """In version 5, a dynamic member is sent away with its id first."""
+        """Send a JoinGroup. In version 5, a dynamic member first gets its id."""
         if not self.id and self._instance_id is None:
             answer = self.wire.ask(11, 5, self._joining())
             assert answer.error_code == ErrorCode.MEMBER_ID_REQUIRED
@@ -78,19 +78,19 @@ class ClassicMember:
         return answer
 
     def begin_to_sync(self, *given: str) -> None:
-        """Who leads gives everybody something."""
+        """Send a SyncGroup; the leader assigns something to each member."""
         assignments = [SyncGroupRequestAssignment(one, b"all") for one in given]
         self.wire.send(
             14, 3, SyncGroupRequest("g", self.generation, self.id, self._instance_id, assignments=assignments)
         )
 
     def sync(self, *given: str) -> Any:
-        """And what it is to do."""
+        """Send a SyncGroup and return the answer."""
         self.begin_to_sync(*given)
         return self.wire.answer()
 
     def heartbeat(self) -> ErrorCode:
-        """What it is told."""
+        """Send a heartbeat and return its error code."""
         answer = self.wire.ask(12, 3, HeartbeatRequest("g", self.generation, self.id, self._instance_id))
         return ErrorCode(answer.error_code)
 
@@ -102,18 +102,18 @@ class ClassicMember:
 
 
 def close(wire: WireClient) -> None:
-    """As a client does that ends."""
+    """Close the connection like a client that ends."""
     wire.close()
 
 
 def reset(wire: WireClient) -> None:
-    """As one does that is killed with something unread, or whose machine was started again."""
+    """Reset the connection, like a killed client with unread data, or a restarted machine."""
     wire.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     wire.close()
 
 
 def half_close(wire: WireClient) -> None:
-    """It sends nothing more."""
+    """Shut down the sending side."""
     wire.sock.shutdown(socket.SHUT_WR)
 
 
@@ -122,18 +122,18 @@ Go = Callable[[WireClient], None]
 
 
 def members(server: Server) -> list[str]:
-    """Of the group."""
+    """Return the members of the group."""
     entry = server.worker.broker.groups._entries.get("g")
     return [] if entry is None else list(entry.machine.members)
 
 
 def state(server: Server) -> GroupState:
-    """Of the group."""
+    """Return the state of the group."""
     return server.worker.broker.groups._entries["g"].machine.state
 
 
 def alone(server: Server) -> ClassicMember:
-    """The only member of a group that is at work."""
+    """Return the only member of a stable group."""
     member = ClassicMember(server)
     member.begin_to_join()
     assert member.end_to_join().error_code == 0
@@ -142,13 +142,13 @@ def alone(server: Server) -> ClassicMember:
 
 
 def connection_count(server: Server) -> int:
-    """And threads."""
+    """Return the number of connections, which is that of their threads."""
     return server.worker.listener.connection_count
 
 
 @GOING
 def test_who_goes_while_it_joins_is_no_member(make_server: MakeServer, go: Go) -> None:
-    """The one that is at work is told of a rebalance, joins, and need not wait for who has gone."""
+    """The remaining member sees a rebalance, joins, and need not wait for the departed client."""
     server = make_server()
     first, second = alone(server), ClassicMember(server)
     second.begin_to_join()
@@ -165,7 +165,7 @@ def test_who_goes_while_it_joins_is_no_member(make_server: MakeServer, go: Go) -
 
 @GOING
 def test_who_goes_before_others_could_come_leaves_no_group(make_server: MakeServer, go: Go) -> None:
-    """While a group without members waits for more of them."""
+    """This holds while a group without members waits for more of them."""
     server = make_server(delay_ms=_LONG_MS)
     member = ClassicMember(server)
     member.begin_to_join()

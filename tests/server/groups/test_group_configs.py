@@ -33,7 +33,7 @@ MakeDesk = Callable[[], Desk]
 
 
 class _Denying(OpenAuthorizer):
-    """Allows everything but what it was told."""
+    """An authorizer that denies only the given operation."""
 
     denied: Operation | None = None
 
@@ -43,13 +43,13 @@ class _Denying(OpenAuthorizer):
 
 @pytest.fixture
 def clock() -> FakeClock:
-    """Of all workers."""
+    """Return a clock for all workers."""
     return FakeClock()
 
 
 @pytest.fixture
 def make_desk(tmp_path: Path, clock: FakeClock) -> Iterator[MakeDesk]:
-    """A worker; each has the store open for itself."""
+    """Yield a function that creates workers, each with the store open for itself."""
     brokers: list[Broker] = []
 
     def make() -> Desk:
@@ -68,7 +68,7 @@ def make_desk(tmp_path: Path, clock: FakeClock) -> Iterator[MakeDesk]:
 
 @pytest.fixture
 def desk(make_desk: MakeDesk) -> Desk:
-    """One worker."""
+    """Return one worker."""
     return make_desk()
 
 
@@ -98,7 +98,7 @@ def join(desk: Desk, member: str = "m", epoch: int = 0) -> Any:
 
 
 def test_what_is_set_is_told(desk: Desk) -> None:
-    """Beside what all groups have, which is told as such."""
+    """The description has them with the defaults of all groups, which are marked as such."""
     assert told(desk)[SESSION] == ("45000", 5)
     assert alter(desk, (SESSION, SET, "50000")) == ErrorCode.NONE
     assert told(desk)[SESSION] == ("50000", 8)
@@ -117,7 +117,7 @@ def test_the_old_way_sets_the_others_back(desk: Desk) -> None:
 
 
 def test_it_outlives_the_worker_and_the_group(make_desk: MakeDesk) -> None:
-    """Another worker sees it at once, one that is started later as well; and it is no group by itself."""
+    """Other workers see it at once, also later ones; the configuration alone does not create a group."""
     first, second = make_desk(), make_desk()
     assert told(second)[SESSION] == ("45000", 5)
     for value in ("50000", "51000"):
@@ -129,7 +129,7 @@ def test_it_outlives_the_worker_and_the_group(make_desk: MakeDesk) -> None:
 
 
 def test_members_live_by_it(desk: Desk, clock: FakeClock) -> None:
-    """From their next heartbeat on."""
+    """The values apply from a member's next heartbeat on."""
     first = join(desk)
     assert (first.error_code, first.heartbeat_interval_ms) == (0, 5_000)
     assert alter(desk, (SESSION, SET, "10000"), (HEARTBEAT, SET, "2000")) == ErrorCode.NONE
@@ -152,13 +152,13 @@ def test_members_live_by_it(desk: Desk, clock: FakeClock) -> None:
     ],
 )  # fmt: skip
 def test_what_is_refused(desk: Desk, changes: list[tuple[str, int, str | None]]) -> None:
-    """With the rest of the request."""
+    """The rest of the request is refused, too."""
     assert alter(desk, *changes) == ErrorCode.INVALID_CONFIG
     assert not desk.broker.store.groups.configs.find("g")
 
 
 def test_names_that_are_none(desk: Desk) -> None:
-    """There is no default of all groups, as there is none in Kafka."""
+    """A default for all groups does not exist, as in Kafka."""
     for name in ("",):
         assert alter(desk, (SESSION, SET, "50000"), group=name) == ErrorCode.INVALID_CONFIG
         request = DescribeConfigsRequest([DescribeConfigsResource(GROUP, name)])
@@ -183,7 +183,10 @@ def test_who_may_not(desk: Desk) -> None:
 
 
 def test_there_are_not_too_many(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each worker keeps them in memory. Who has one may have another, and who gives it up makes room."""
+    """Each worker keeps them in memory, so their number is limited.
+
+    A configured group may change, and a removed one makes room.
+    """
     monkeypatch.setattr(group_config_file, "CONFIGURED_MAX", 2)
     assert alter(desk, (SESSION, SET, "50000"), group="a") == alter(desk, (SESSION, SET, "50000"), group="b") == 0
     assert alter(desk, (SESSION, SET, "50000"), group="c") == ErrorCode.INVALID_CONFIG
@@ -193,7 +196,7 @@ def test_there_are_not_too_many(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_damaged_file_is_none(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
-    """And is told; the next change makes another."""
+    """A warning reports it, and the next change writes a new file."""
     assert alter(desk, (SESSION, SET, "50000")) == ErrorCode.NONE
     path = Path(desk.broker.store.path, "@groups", CONFIGS_FILE)
     path.write_bytes(path.read_bytes().replace(b"50000", b"51000x"))

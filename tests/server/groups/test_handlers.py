@@ -42,7 +42,7 @@ from segmentlog.store import LogStore
 
 
 class _Denying(OpenAuthorizer):
-    """Allows everything but what it was told."""
+    """An authorizer that denies only the given operations."""
 
     denied: set[tuple[Operation, str]]
 
@@ -67,7 +67,7 @@ class _Later(DeferredResponse):
 
 
 class _Call(RequestContext):
-    """Of no connection."""
+    """A call without a connection."""
 
     def defer_response(self) -> DeferredResponse:
         return _Later()
@@ -106,7 +106,7 @@ class _Door:
         return codec.decode_response(memoryview(response), 0, version)
 
     def join(self, version: int = 9, **options: Any) -> Any:
-        """JoinGroup, again with the id if it is told one."""
+        """Send a JoinGroup, and repeat it with the id if the answer has one."""
         protocols = [join_group.JoinGroupRequestProtocol("range", encode_topics(("t",)))]
         request = join_group.JoinGroupRequest(
             options.setdefault("group_id", "g"),
@@ -231,7 +231,7 @@ def test_commits_that_are_refused(door: _Door) -> None:
 
 
 def test_a_beginning_and_an_end_are_committed(door: _Door) -> None:
-    """Where its position is gone kafkajs commits "earliest" or "latest": the library finds offsets behind it."""
+    """kafkajs commits "earliest" or "latest" if its offset is gone: the library finds the offsets."""
     partition = door.store.topic("t").partition(0)
     partition.append([b"%d" % number for number in range(10)])
     partition.trim(4)
@@ -258,7 +258,7 @@ def test_the_longest_names_and_metadata_that_kafka_takes(door: _Door, group: str
 
 
 def test_who_is_no_member_commits_to_an_empty_group(door: _Door) -> None:
-    """A tool, or a consumer that was told what to read, needs no membership, as long as nobody has one."""
+    """Tools, and consumers with assigned partitions, may commit without joining while the group is empty."""
     assert door.commit(5, group="alone") == 0
     assert door.fetch(group="alone").topics[0].partitions[0].committed_offset == 5
     with door.store.consumer("t", group="alone"):
@@ -267,7 +267,7 @@ def test_who_is_no_member_commits_to_an_empty_group(door: _Door) -> None:
 
 
 def test_what_a_transaction_commits_is_unstable(door: _Door) -> None:
-    """While a transaction has a position that is not decided, who asks for stable ones is told to come again."""
+    """While a transaction has an undecided offset, a request for stable offsets must be repeated."""
     with door.store.consumer("t", group="g") as consumer, door.store.producer(name="p") as producer:
         door.store.topic("t").partition(0).append([b"x"])
         consumer.poll_group()
@@ -283,7 +283,7 @@ def test_what_a_transaction_commits_is_unstable(door: _Door) -> None:
 
 @pytest.mark.parametrize("version", range(7))
 def test_find_coordinator(door: _Door, version: int) -> None:
-    """Each key has one worker, whoever is asked; who may not know is not told."""
+    """Each key has one worker, which every worker names; a client without permission gets an error."""
     door.authorizer.denied.add((Operation.DESCRIBE, "secret"))
     answers = []
     for key in ("g", "secret"):
@@ -298,7 +298,7 @@ def test_find_coordinator(door: _Door, version: int) -> None:
 
 
 def test_a_group_of_another_worker(door: _Door) -> None:
-    """Every request that is about a group is refused by a worker that does not coordinate it."""
+    """Every request about a group is refused by a worker that does not coordinate it."""
     door.broker.cluster = door.both
     other = next(f"g{n}" for n in range(100) if not door.both.is_coordinator(f"g{n}"))
     beat = heartbeat.HeartbeatRequest(other, 1, "m")
@@ -310,7 +310,7 @@ def test_a_group_of_another_worker(door: _Door) -> None:
 
 
 def test_who_may_not(door: _Door) -> None:
-    """A group that one may not read is not joined, and topics that one may not see are not told of."""
+    """Without permission, a client can neither join a group nor see the topics in its offsets."""
     assert door.commit(1, group="alone") == 0
     door.authorizer.denied |= {(Operation.READ, "g"), (Operation.DESCRIBE, "t"), (Operation.READ, "t")}
     assert door.join().error_code == ErrorCode.GROUP_AUTHORIZATION_FAILED
@@ -323,7 +323,7 @@ def test_who_may_not(door: _Door) -> None:
 
 @pytest.mark.parametrize("version", range(7))
 def test_describe_groups(door: _Door, version: int) -> None:
-    """Members with what they said and were told, of clients and of the library alike; and of nobody."""
+    """The description has members with their metadata and assignments, for clients and the library, or is empty."""
     joined = door.join()
     door.sync(joined)
     with door.store.consumer("t", group="library", client_id="lib") as consumer:

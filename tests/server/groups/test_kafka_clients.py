@@ -22,7 +22,7 @@ confluent_kafka = pytest.importorskip("confluent_kafka")
 
 @pytest.fixture
 def consumer(served: Served) -> Iterator[Callable[..., Any]]:
-    """Makes consumers of librdkafka's, and closes them at the end."""
+    """Yield a function that creates consumers of librdkafka, and close them at the end."""
     made: list[Any] = []
 
     def make(**options: Any) -> Any:
@@ -42,7 +42,7 @@ def consumer(served: Served) -> Iterator[Callable[..., Any]]:
 
 @pytest.mark.long
 def test_three_consumers_one_dies(consumer: Callable[..., Any], served: Served, store: LogStore) -> None:
-    """They share; a server that is killed changes nothing of that; what one had that leaves goes to the others."""
+    """They share; a kill of the server changes nothing, and partitions of a departed member go to the others."""
     consumers = [consumer() for _ in range(3)]
     poll_until(consumers, lambda: shares(consumers))
     before = store.groups.describe("g")
@@ -64,7 +64,7 @@ def test_three_consumers_one_dies(consumer: Callable[..., Any], served: Served, 
 
 
 def test_positions_are_both_kinds(consumer: Callable[..., Any], store: LogStore) -> None:
-    """A client reads and commits, the library goes on behind it, and a client behind that."""
+    """A client reads and commits, the library continues after it, and then a client after the library."""
     first = consumer()
     records: list[Any] = []
     while len(records) < 15:
@@ -93,7 +93,7 @@ def test_positions_are_both_kinds(consumer: Callable[..., Any], store: LogStore)
 
 
 def test_the_library_has_the_group(consumer: Callable[..., Any], store: LogStore) -> None:
-    """A client is told so, and has the group as soon as the library has left it."""
+    """A client gets an error, and has the group as soon as the library has left it."""
     errors: list[str] = []
     with store.consumer("t", group="g") as library:
         library.poll_group()
@@ -109,12 +109,12 @@ def test_the_library_has_the_group(consumer: Callable[..., Any], store: LogStore
 
 
 def test_static_consumers(consumer: Callable[..., Any], store: LogStore) -> None:
-    """One that is started again under its instance id takes its place without the others joining again."""
+    """A consumer that restarts with its instance id keeps its place, and the others need not join again."""
     one, other = consumer(group_instance_id="one"), consumer(group_instance_id="other")
     poll_until([one, other], lambda: shares([one, other]))
     before = store.groups.describe("g").generation
     had = {tp.partition for tp in one.assignment()}
-    one.close()  # a static member leaves nothing behind by that, nor does it leave
+    one.close()  # a static member leaves only its connection
     again = consumer(group_instance_id="one")
     poll_until([again, other], lambda: shares([again, other]))
     assert {tp.partition for tp in again.assignment()} == had
@@ -147,7 +147,7 @@ def test_tools(consumer: Callable[..., Any], served: Served, store: LogStore) ->
 
 
 def test_aiokafka(served: Served, store: LogStore) -> None:
-    """Another client, with another idea of the protocol's versions."""
+    """aiokafka uses other versions of the protocol."""
     aiokafka = pytest.importorskip("aiokafka")
 
     async def read() -> list[tuple[int, int]]:
@@ -172,7 +172,7 @@ def test_aiokafka(served: Served, store: LogStore) -> None:
 
 
 def test_kafka_python(served: Served, store: LogStore) -> None:
-    """And one more, two of them at a time."""
+    """Two consumers of kafka-python share."""
     kafka = pytest.importorskip("kafka")
 
     def make() -> Any:

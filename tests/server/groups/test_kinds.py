@@ -1,4 +1,4 @@
-"""A group has members of one kind: clients of the server, or members of the library, whoever dies and whenever."""
+"""A group has members of one kind, clients of the server or members of the library, whichever process dies."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def store(tmp_path: Path) -> Iterator[LogStore]:
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., Any]]:
-    """Starts Python scripts, and kills them at the end."""
+    """Yield a function that starts Python scripts, and kill them at the end."""
     started: list[subprocess.Popen[str]] = []
 
     def start_process(*arguments: object) -> subprocess.Popen[str]:
@@ -87,7 +87,7 @@ def test_clients_of_a_server_that_is_killed(store: LogStore, start: Callable[...
 
 
 def test_a_killed_server_that_comes_back(store: LogStore, start: Callable[..., Any]) -> None:
-    """Its client goes on in the same generation, with the same assignment, and nobody has slipped in."""
+    """Its client continues in the same generation with the same assignment, and no other member has joined."""
     first = start(_WORKER, store.path, "g", 30_000)
     told = _line(first)
     first.kill()
@@ -121,7 +121,7 @@ def test_members_of_the_library_that_are_killed(
         assert client.sync().error is ErrorCode.NONE
         committed = store.group_offsets.committed("g")
         assert committed
-        # It goes on where the other kind stopped, and the other way round.
+        # The library continues at the offsets of the clients, and clients at those of the library.
         where = [OffsetCommit("t", store.topic("t").id, number, 10) for number in range(2)]
         error, appended = coordinator.commit_offsets("g", where, member_id=client.id, generation=client.generation)
         assert error is ErrorCode.NONE
@@ -132,7 +132,7 @@ def test_members_of_the_library_that_are_killed(
 
 
 def test_both_kinds_at_the_same_time(store: LogStore) -> None:
-    """Whoever comes first has the group: one of the two, never both, never neither."""
+    """The first one has the group: exactly one of the two."""
     with closing(GroupCoordinator(store, settings=SETTINGS)) as coordinator:
         for number in range(30):
             group = f"g{number}"

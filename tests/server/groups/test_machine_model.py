@@ -1,7 +1,7 @@
-"""Any order of requests, time-outs and restarts: what holds in each, and that everybody is answered in the end.
+"""Any order of requests, timeouts and restarts: each state keeps the rules, and each client is answered in the end.
 
-Clients here do what Kafka's do, and also what they must not: they forget their ids, die while they wait, say what they
-said a while ago, and come under an instance id that somebody else has.
+Clients behave like Kafka's, and also misbehave. They forget their ids, die while they wait, repeat old requests, and
+use the instance id of another client.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _STEPS = 400
 
 
 class _Client:
-    """What a client knows."""
+    """The state of a client."""
 
     def __init__(self, name: str, instance_id: str | None) -> None:
         self.name = name
@@ -37,7 +37,7 @@ class _Client:
         self.waits_for: int | None = None
         """The token of its call."""
         self.next = "join"
-        """What a client that behaves does next."""
+        """The next action of a correct client."""
 
 
 class _World:
@@ -102,7 +102,7 @@ class _World:
         self.group.leave([("" if by_instance else client.id, client.instance_id)], self.now_ms)
 
     def die(self, client: _Client) -> None:
-        """Nobody reads its answer; its connection tells that, or not."""
+        """Let a client die while it waits; its connection may report it or not."""
         token = client.waits_for
         client.waits_for, client.id, client.generation, client.next = None, "", -1, "join"
         if token is not None and self.choose(2):
@@ -143,14 +143,14 @@ class _World:
     def check_answer(self, answer: JoinAnswer | SyncAnswer) -> None:
         if answer.error is not ErrorCode.NONE or isinstance(answer, SyncAnswer):
             return
-        # What a member is told is what a restart would know.
+        # Each answer has the saved state, which a restart would have, too.
         assert answer.generation == self.saved.generation
         assert answer.member_id in {member.id for member in self.saved.members}
         known = self.told_generations.get(answer.member_id, 0)
         assert answer.generation >= known, "generations go on"
         self.told_generations[answer.member_id] = answer.generation
         if answer.members and not answer.skip_assignment:
-            # One leader a generation is told the members; a static one that came again, under its new id.
+            # Only one leader of a generation gets the members; a static one that rejoined, under its new id.
             leader = self.leaders.setdefault(answer.generation, answer.member_id)
             assert leader.split("-")[0] == answer.member_id.split("-")[0] or leader not in self.group.members
 
@@ -178,7 +178,7 @@ class _World:
         self.now_ms = ends_ms
 
     def restart(self) -> None:
-        """The worker is killed: nobody who waits is answered, and what was saved is what there is."""
+        """Kill the worker: waiting clients get no answer, and the group has its saved state."""
         self.open.clear()
         for client in self.clients:
             client.waits_for = None
@@ -214,7 +214,7 @@ class _World:
         self.settle()
 
     def end(self) -> None:
-        """Nobody says anything any more: everybody is answered all the same, and given up."""
+        """Let all clients be silent: each is answered and removed all the same."""
         self.pass_time(3_600_000)
         assert not self.open
         assert self.group.state is GroupState.EMPTY
@@ -224,7 +224,7 @@ class _World:
 @pytest.mark.long
 @pytest.mark.parametrize("seed", seeds("group machine"))
 def test_many_orders(seed: int) -> None:
-    """One leader, generations that go on, nobody answered twice or never, restarts included."""
+    """One leader, ascending generations, and exactly one answer for each client, with restarts."""
     for trial in range(100):
         world = _World(random.Random(f"{seed} {trial}").randrange)
         for _ in range(_STEPS):
@@ -235,7 +235,7 @@ def test_many_orders(seed: int) -> None:
 @settings(max_examples=60)
 @given(st.data())
 def test_any_order(data: st.DataObject) -> None:
-    """The same, in orders that Hypothesis makes up, and shortens when one fails."""
+    """The rules hold in orders that Hypothesis invents, and shortens after a failure."""
     world = _World(lambda bound: data.draw(st.integers(0, bound - 1)))
     for _ in range(40):
         world.step()

@@ -1,6 +1,6 @@
-"""The power is cut while a group is at work: what clients were told is there, and no generation comes twice.
+"""Power cuts while a group works: the state that clients have seen survives, and no generation comes twice.
 
-In the classic protocol and in that of consumers (KIP-848), where no partition has two owners, either.
+This holds in the classic protocol and in that of consumers (KIP-848), where no partition has two owners, either.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ class _Life(ABC):
         self.committed = 0
 
     def open(self, disk: SimulatedDisk) -> tuple[LogStore, GroupCoordinator]:
-        """A machine that was started."""
+        """Start a machine on this disk."""
         self.disk = disk
         store = LogStore(PATH, fs=disk.process(), clock=self.clock, background=False)
         return store, GroupCoordinator(store, self.clock, SETTINGS)
 
     @contextlib.contextmanager
     def after(self, disk: SimulatedDisk) -> Iterator[tuple[LogStore, GroupCoordinator]]:
-        """What the power cut left, started."""
+        """Start a machine on the disk after a power cut."""
         self.states += 1
         store, coordinator = self.open(disk)
         yield store, coordinator
@@ -95,7 +95,7 @@ class _Life(ABC):
             store.close()
 
     def _check_middle(self, disk: SimulatedDisk, before: Any, committed: int) -> None:
-        """Of what was under way nobody knows; what was told before is as it was, or has gone on."""
+        """Check a power cut within a step: earlier answers still hold, and the step is done or not."""
         with self.after(disk) as (store, coordinator):
             assert _position(store) - committed in (0, 1)
             self.check_middle(coordinator, before)
@@ -108,7 +108,7 @@ class _Life(ABC):
     def commit(
         self, coordinator: GroupCoordinator, number: int, member_id: str, generation: int, **options: Any
     ) -> bool:
-        """Whether the next position is on disk now; not, where the group is at a rebalance."""
+        """Commit the next offset; return whether it is durable now, or False during a rebalance."""
         position = OffsetCommit("t", self.topic_id, number, self.committed + 1)
         error, appended = coordinator.commit_offsets(
             "g", [position], member_id=member_id, generation=generation, **options
@@ -125,19 +125,19 @@ class _Life(ABC):
 
     @abstractmethod
     def told(self) -> Any:
-        """What clients know, in a copy."""
+        """Return a copy of the clients' state."""
 
     @abstractmethod
     def step(self, coordinator: GroupCoordinator) -> None:
-        """Something happens."""
+        """Do one random step."""
 
     @abstractmethod
     def check_middle(self, coordinator: GroupCoordinator, before: Any) -> None:
-        """After a power cut within a step."""
+        """Check the state after a power cut within a step."""
 
     @abstractmethod
     def check(self, coordinator: GroupCoordinator) -> None:
-        """After a power cut between two."""
+        """Check the state after a power cut between two steps."""
 
 
 def _position(store: LogStore) -> int:
@@ -196,7 +196,7 @@ class _Classic(_Life):
 
 
 class _Told(NamedTuple):
-    """What a member of the consumer protocol knows; without an epoch it is none."""
+    """The state of a member of the consumer protocol; without an epoch it has not joined."""
 
     epoch: int | None = None
     owned: Partitions = frozenset()
@@ -239,7 +239,7 @@ class _Consumers(_Life):
         return HeartbeatFields(member_id=name, instance_id=self._INSTANCES[name], **options)
 
     def _beat(self, coordinator: GroupCoordinator, name: str, told: _Told) -> _Told:
-        """It says what it has, and lets go at once of what it is not to have."""
+        """Send a heartbeat with the owned partitions, and release those that are not assigned."""
         if told.epoch is None:
             request = self._request(name, topics=("t",), owned=frozenset(), rebalance_timeout_ms=5_000)
         else:
@@ -252,7 +252,7 @@ class _Consumers(_Life):
         epoch, members = before
         with coordinator.locked_group("g") as group:
             assert group.generation >= epoch
-        # Who was asking has had no answer, and does it again; nobody else knows of anything.
+        # The client whose request had no answer repeats it; the others know nothing of the cut.
         asking = [name for name, told in members.items() if told != self.members[name]]
         assert len(asking) <= 1
         others = {name: told for name, told in members.items() if name not in asking}
@@ -270,7 +270,7 @@ class _Consumers(_Life):
             self._go_on(coordinator, others)
 
     def check(self, coordinator: GroupCoordinator) -> None:
-        """Everybody goes on, and the partitions come to those who are there."""
+        """Check that all members continue, and that the partitions reach them."""
         with coordinator.locked_group("g") as group:
             assert group.generation >= self.epoch
         members = dict(self.members)

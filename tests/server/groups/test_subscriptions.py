@@ -1,4 +1,4 @@
-"""What a user is shown of the bytes that members of a group say to each other."""
+"""The part that a user may see of the bytes that members of a group exchange."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ SEEN, HIDDEN = "seen", "hidden"
 
 
 def may_see(topic: str) -> bool:
-    """Whether the user may describe a topic."""
+    """Return whether the user may describe a topic."""
     return topic == SEEN
 
 
 @pytest.mark.parametrize("version", range(4))
 @pytest.mark.parametrize("sees_cluster", [False, True])
 def test_no_field_of_a_subscription_names_a_hidden_topic(version: int, sees_cluster: bool) -> None:
-    """Neither what the member owns nor the data of its assignor, although it subscribes to no hidden topic."""
+    """Its owned partitions and the data of its assignor are hidden, although it subscribes to no hidden topic."""
     owned = [TopicPartition(topic=topic, partitions=[0]) for topic in (SEEN, HIDDEN)] if version else []
     said = ConsumerProtocolSubscription(topics=[SEEN], user_data=b"sticky: hidden", owned_partitions=owned)
     shown = visible_subscription("consumer", encode_subscription(said, version), may_see, sees_cluster=sees_cluster)
@@ -47,7 +47,7 @@ def test_no_field_of_an_assignment_names_a_hidden_topic(version: int) -> None:
 
 
 def test_a_version_that_is_newer_than_known_is_shown_as_the_newest() -> None:
-    """Fields that nobody here knows are left out: they could name a hidden topic."""
+    """Unknown fields are left out: they could name a hidden topic."""
     said = encode_subscription(ConsumerProtocolSubscription(topics=[SEEN]), 3)
     shown = visible_subscription("consumer", b"\0\7" + said[2:] + b"hidden", may_see, sees_cluster=False)
     assert shown == said
@@ -56,7 +56,10 @@ def test_a_version_that_is_newer_than_known_is_shown_as_the_newest() -> None:
 
 
 def test_who_may_describe_the_cluster_sees_the_bytes_as_they_are() -> None:
-    """Where no topic in them is hidden; and everybody those of other kinds of groups, which name no topics."""
+    """The bytes stay unchanged if they name no hidden topic.
+
+    Other kinds of groups, whose bytes name no topics, are always shown.
+    """
     subscription = encode_subscription(ConsumerProtocolSubscription(topics=[SEEN], user_data=b"data"), 3)
     assignment = encode_assignment(ConsumerProtocolAssignment([TopicPartition(SEEN, [1])], b"data"), 3)
     assert visible_subscription("consumer", subscription, may_see, sees_cluster=True) == subscription
@@ -66,7 +69,7 @@ def test_who_may_describe_the_cluster_sees_the_bytes_as_they_are() -> None:
 
 @pytest.mark.parametrize("data", [b"", b"\0", b"\0\x63hidden", b"\0\0\0\0\0\1\0\x63hidden"])
 def test_bytes_that_nobody_understands_are_shown_to_those_who_may_describe_the_cluster(data: bytes) -> None:
-    """They could name any topic."""
+    """The bytes could name any topic."""
     for show in (visible_subscription, visible_assignment):
         assert show("consumer", data, may_see, sees_cluster=True) == data
         assert show("consumer", data, may_see, sees_cluster=False) == b""

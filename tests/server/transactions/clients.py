@@ -82,7 +82,7 @@ class Client:
         return answer.responses[0].partition_responses[0].error_code  # type: ignore[no-any-return]
 
     def write(self, *values: bytes, partition: int = 0, topic: str = "t") -> int:
-        """All that it takes to have records in the transaction."""
+        """Send values within the transaction, with all requests that this takes."""
         if not self.is_new:
             (code,) = self.add(partition, topic=topic)
             if code:
@@ -141,7 +141,7 @@ def batches(data: bytes) -> list[tuple[WireHeader, bytes]]:
 
 
 def fetched(desk: Desk, partition: int = 0, topic: str = "t") -> list[bytes | None]:
-    """The values that a Kafka client with ``read_committed`` hands out, who leaves out by itself what was aborted."""
+    """Return the values of a Kafka client with ``read_committed``, which leaves out aborted records itself."""
     asked = FetchPartition(partition, partition_max_bytes=1 << 20)
     request = FetchRequest(isolation_level=1, topics=[FetchTopic(topic, partitions=[asked])])
     answer = desk.ask(1, 12, request).responses[0].partitions[0]
@@ -162,7 +162,7 @@ def fetched(desk: Desk, partition: int = 0, topic: str = "t") -> list[bytes | No
 
 
 def read(store: LogStore, partition: int = 0, topic: str = "t") -> list[bytes | None]:
-    """The values that a reader of the library with ``read_committed`` is handed."""
+    """Return the values that a reader of the library with ``read_committed`` gets."""
     log = store.topic(topic).partition(partition)
     return [value for batch in log.read(log.log_start_offset, isolation="read_committed") for value in batch.values]
 

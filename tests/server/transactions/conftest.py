@@ -33,7 +33,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def make_desk(path: Path) -> Iterator[MakeDesk]:
-    """A worker, of one or two; each has the store open for itself."""
+    """Yield a function that creates workers, one or two, each with the store open for itself."""
     brokers: list[Broker] = []
 
     def make(number: int = 1, *, workers: int = 1, clock: Clock | None = None) -> Desk:
@@ -50,5 +50,5 @@ def make_desk(path: Path) -> Iterator[MakeDesk]:
 
 @pytest.fixture
 def desk(make_desk: MakeDesk) -> Desk:
-    """One worker alone."""
+    """Return a single worker."""
     return make_desk()

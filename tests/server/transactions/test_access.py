@@ -36,20 +36,20 @@ class _Denying(OpenAuthorizer):
 
 
 def deny(desk: Desk, operation: Operation, resource: ResourceType, name: str) -> None:
-    """From here on."""
+    """Deny the operation from now on."""
     desk.broker.authorizer = _Denying(operation, resource, name)  # type: ignore[assignment]
 
 
 @pytest.fixture(params=[False, True], ids=["old", "new"])
 def client(request: pytest.FixtureRequest, desk: Desk) -> Client:
-    """In the middle of a transaction."""
+    """Return a client with an open transaction."""
     client = Client(desk, is_new=request.param)
     assert client.begin() == client.write(b"a") == NONE
     return client
 
 
 def test_the_transactional_id(desk: Desk, client: Client) -> None:
-    """Without the right nothing is done under it; a client that may not see it finds it in no list."""
+    """Without the right, all requests for it fail; a client that may not see it does not find it in lists."""
     denied = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
     deny(desk, Operation.WRITE, ResourceType.TRANSACTIONAL_ID, "app")
     assert client.begin() == client.end() == client.add_offsets() == denied

@@ -33,7 +33,7 @@ def position(desk: Desk, *, stable: bool = False) -> tuple[int, int]:
 
 @PROTOCOLS
 def test_positions_count_with_the_records(desk: Desk, is_new: bool) -> None:
-    """While they are pending who asks for what is stable is sent away; the library sees the same."""
+    """While they are pending, requests for stable offsets must be repeated; the library sees the same."""
     client = Client(desk, is_new=is_new)
     client.begin()
     offsets = desk.broker.store.group_offsets
@@ -152,7 +152,7 @@ def test_late_positions(desk: Desk) -> None:
 
 
 def test_what_is_no_position(desk: Desk) -> None:
-    """And what there is not, beside one that is taken."""
+    """Invalid offsets, and partitions that do not exist, are refused; a valid one in the request is accepted."""
     client = Client(desk, is_new=True)
     client.begin()
     assert client.commit_offset(1, topic="nowhere") == ErrorCode.UNKNOWN_TOPIC_ID

@@ -50,7 +50,7 @@ class _Trial:
         self.states = self.refused = self.committed_late = 0
 
     def open(self, disk: SimulatedDisk) -> LogStore:
-        """A machine that was started."""
+        """Start a machine on this disk."""
         self.disk = disk
         return LogStore(PATH, fs=disk.process(), clock=self.clock, background=False)
 
@@ -149,7 +149,7 @@ def _note(moments: list[CrashPoint], disk: SimulatedDisk) -> None:
 @pytest.mark.parametrize("bumps", [False, True], ids=["old", "new"])
 @pytest.mark.parametrize("seed", seeds("remote power cuts"))
 def test_all_of_a_transaction_or_nothing(seed: int, bumps: bool) -> None:
-    """In every state that the disk may have then; a transaction that was acknowledged as committed is complete."""
+    """In every state of the disk, a transaction that was acknowledged as committed is complete."""
     for number in range(2):
         trial = _Trial(seed + number, bumps=bumps)
         trial.run()

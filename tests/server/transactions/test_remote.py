@@ -39,7 +39,7 @@ def status(desk: Desk, name: str = "app") -> str:
 
 @PROTOCOLS
 def test_committed_is_seen_by_both_kinds_of_readers(desk: Desk, is_new: bool) -> None:
-    """Nothing of it before, all of it after; what was aborted never."""
+    """They see none of it before and all of it after, and never an aborted one."""
     client = Client(desk, is_new=is_new)
     assert client.begin() == NONE
     for committed in (True, False, True):
@@ -64,7 +64,7 @@ def test_the_new_protocol_is_announced(desk: Desk) -> None:
 
 
 def test_each_transaction_has_an_epoch_of_its_own(desk: Desk) -> None:
-    """In the new protocol; sequences begin at 0 in each, and no batch is taken for that of another transaction."""
+    """In the new protocol, sequences begin at 0 in each, and no batch is mistaken for that of another transaction."""
     client = Client(desk, is_new=True)
     client.begin()
     first = client.numbers
@@ -78,7 +78,7 @@ def test_each_transaction_has_an_epoch_of_its_own(desk: Desk) -> None:
 
 
 def test_a_new_epoch_begins_with_its_first_batch(desk: Desk) -> None:
-    """Of batches in flight together the second must not be accepted before the first."""
+    """If two batches are in flight together, the second must not be accepted before the first."""
     client = Client(desk, is_new=True)
     client.begin()
     client.write(b"a")
@@ -92,7 +92,7 @@ def test_a_new_epoch_begins_with_its_first_batch(desk: Desk) -> None:
 
 @pytest.mark.parametrize("seed", seeds("remote transactions"))
 def test_readers_of_both_kinds_see_the_same(make_desk: MakeDesk, seed: int) -> None:
-    """With any mix of clients of both protocols and library producers, on any worker."""
+    """This holds for any mix of clients of both protocols and library producers, on any worker."""
     random = Random(seed)
     desks = [make_desk(), make_desk()]
     clients = [Client(random.choice(desks), f"c{number}", is_new=number % 2 == 0) for number in range(4)]
@@ -171,7 +171,7 @@ def test_the_new_protocol_does_not_tear(desk: Desk) -> None:
 
 
 def test_nothing_is_written_outside_of_a_transaction(desk: Desk) -> None:
-    """In the old protocol where its partition is not part of it; so no late request leaves a transaction hanging."""
+    """In the old protocol, the partition must be part of it, so that no late request leaves a transaction hanging."""
     client = Client(desk, is_new=False)
     client.begin()
     assert client.send(client.batch(b"x")) == ErrorCode.INVALID_TXN_STATE
@@ -191,7 +191,7 @@ def test_nothing_is_written_outside_of_a_transaction(desk: Desk) -> None:
 
 @PROTOCOLS
 def test_what_is_synced_is_all_that_there_is(desk: Desk, monkeypatch: pytest.MonkeyPatch, is_new: bool) -> None:
-    """Once a commit has begun nothing is let through any more."""
+    """Once a commit has begun, no further record is accepted."""
     client = Client(desk, is_new=is_new)
     client.begin()
     client.write(b"in time")
@@ -233,7 +233,7 @@ def test_the_end_waits_for_the_disk(desk: Desk, is_new: bool) -> None:
 
 @PROTOCOLS
 def test_a_newer_instance_fences_the_older_one(desk: Desk, is_new: bool) -> None:
-    """Its transaction is aborted, and nothing that it asks for is done."""
+    """Its transaction is aborted, and its requests are refused."""
     old, new = Client(desk, is_new=is_new), Client(desk, is_new=is_new)
     old.begin()
     old.write(b"zombie")
@@ -277,7 +277,7 @@ def test_a_name_belongs_to_one_door(desk: Desk) -> None:
 
 
 def test_what_is_refused(desk: Desk) -> None:
-    """Before anything is done; a transactional id as long as the protocol has them is none of it."""
+    """The refusal comes first, before any effect; a transactional id of the maximal length is accepted."""
     client = Client(desk, is_new=False)
     assert client.end() == ErrorCode.INVALID_PRODUCER_ID_MAPPING
     for timeout_ms in (0, -1, 900_001):
@@ -318,7 +318,7 @@ def test_epochs_come_to_an_end(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> N
 @PROTOCOLS
 @pytest.mark.parametrize("committed", [True, False])
 def test_who_asks_again_is_told_the_same(desk: Desk, is_new: bool, committed: bool) -> None:
-    """And who then asks for the contrary is refused."""
+    """A request for the opposite result is then refused."""
     client = Client(desk, is_new=is_new)
     client.begin()
     client.write(b"a")
@@ -349,7 +349,7 @@ def test_to_end_nothing(desk: Desk) -> None:
 
 @PROTOCOLS
 def test_a_timeout_aborts_and_fences(make_desk: MakeDesk, is_new: bool) -> None:
-    """And nothing else does: no lease says that a client is gone."""
+    """Only the timeout does this: a client has no lease that shows that it is gone."""
     clock = FakeClock()
     desk = make_desk(clock=clock)
     client = Client(desk, is_new=is_new)
@@ -457,7 +457,7 @@ def test_a_timeout_goes_on_after_the_machine_was_started_again(make_desk: MakeDe
 def test_what_begins_while_others_are_looked_at_is_not_overdue(
     make_desk: MakeDesk, monkeypatch: pytest.MonkeyPatch, is_new: bool
 ) -> None:
-    """It is not taken for one that was begun before the machine was started, which would have it aborted at once."""
+    """It must not count as one from before the machine's start, which would be aborted at once."""
     clock = FakeClock()
     desk = make_desk(clock=clock)
     client = Client(desk, is_new=is_new)
@@ -506,7 +506,7 @@ def test_names_are_forgotten(make_desk: MakeDesk) -> None:
 def test_what_a_crash_may_have_taken_is_not_committed(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, is_new: bool, what: str
 ) -> None:
-    """Neither in part nor as a whole: the client must abort, and then continues."""
+    """A part must not be committed either: the client must abort, and then continues."""
     client = Client(desk, is_new=is_new)
     client.begin()
     client.write(b"a")
@@ -549,7 +549,7 @@ def test_tools_of_the_library_end_it(desk: Desk) -> None:
 
 
 def test_a_decision_that_cannot_be_told_is_told_later(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is decided, and the client learns that; its next transaction waits until the markers are written."""
+    """The decision is made, and the client learns of it; its next transaction waits until the markers are written."""
     client = Client(desk, is_new=True)
     client.begin()
     client.write(b"a")
@@ -580,7 +580,7 @@ def test_deleted_topics_take_their_part_along(desk: Desk) -> None:
 
 
 def test_the_engine_says_who_is_fenced(desk: Desk) -> None:
-    """With the epochs, for who embeds it."""
+    """The error has the epochs, for programs that embed the engine."""
     transactions = desk.broker.store.transactions.server_transactions
     numbers = transactions.register("x", 1000)
     transactions.register("x", 1000)
@@ -600,7 +600,7 @@ def test_a_transaction_that_a_crash_took_whole(
     if before != "begun":
         client.write(b"a")
         assert client.end(committed=before == "committed", version=version) == NONE
-    # What it writes now nobody knows of when the machine is up again.
+    # A restart of the machine forgets all writes from now on.
     monkeypatch.setattr(TransactionLog, "epoch", 7)
     lost = ErrorCode.INVALID_PRODUCER_ID_MAPPING if version < 4 else ErrorCode.TRANSACTION_ABORTABLE
     if before == "committed" and version < 5:

@@ -28,7 +28,7 @@ PROTOCOLS = pytest.mark.parametrize("is_new", [False, True], ids=["old", "new"])
 
 
 def killed_worker(path: Path, work: Callable[[Desk], Any]) -> str:
-    """A worker that does something, and is killed in it or right after; what it tells first."""
+    """Run work in a worker that is killed during it or right after; return its report."""
     told, tell = os.pipe()
     pid = os.fork()
     if not pid:
@@ -49,7 +49,7 @@ def killed_worker(path: Path, work: Callable[[Desk], Any]) -> str:
 
 
 def die(*_: object, **__: object) -> None:
-    """As kill -9, here."""
+    """Kill this process, like kill -9."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
