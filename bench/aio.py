@@ -47,7 +47,7 @@ def main() -> int:
 
 
 def rows() -> list[Row]:
-    """What is compared."""
+    """Return the rows that are compared."""
     return [
         Row("send, one by one", "records/s", 0.8, at_least=True, prepare=_prepared(_asends, _sends)),
         Row("send_many, lists of 10,000", "records/s", 0.8, at_least=True, prepare=_prepared(_alists, _lists)),

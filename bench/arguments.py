@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def existing_folder(text: str) -> Path:
-    """A folder that can be written to, for ``--dir``."""
+    """Parse the argument of ``--dir``: a folder that can be written to."""
     path = Path(text)
     if not path.is_dir():
         raise argparse.ArgumentTypeError(f"{text} is not a folder; make it, or name one on the disk to measure")

@@ -63,7 +63,7 @@ def fill(folder: Path, records: int, duplicates: float, *, varied: bool = False,
 
 
 def payloads(partition: Partition) -> list[tuple[bytes, int]]:
-    """(stored bytes, bytes once decompressed) of every batch that is compressed."""
+    """Return (stored bytes, decompressed size in bytes) of every compressed batch."""
     found = []
     for batch in partition.read(partition.log_start_offset):
         found.append((bytes(batch._payload), batch.header.raw_size))
@@ -183,7 +183,7 @@ class _Compacting(threading.Thread):
 
 
 def measure_appends(folder: Path, records: int, seconds: float) -> dict[str, object]:
-    """Appends of 100 records to another topic, quiet and beside a pass of the same process."""
+    """Measure appends of 100 records to another topic, alone and during a pass of the same process."""
     fill(folder / "store", records, 0.5)
     result: dict[str, object] = {}
     values = [b"x" * 100] * 100

@@ -103,7 +103,10 @@ class Side:
         self._library = library / "segmentlog"
 
     def rows(self) -> list[str]:
-        """The names of its rows. Raises `CompareFailed` if its bench cannot be imported, or another library would."""
+        """Return the names of the bench's rows.
+
+        Raises `CompareFailed` if the bench cannot be imported, or would measure another library.
+        """
         imported, names = self._python("-c", _PROBE).splitlines()[-2:]
         if imported != os.path.realpath(self._library):
             raise CompareFailed(f"{imported} would be measured in place of {self._library}")
@@ -156,7 +159,10 @@ def _row_result(found: dict[str, object]) -> RowResult:
 
 @contextlib.contextmanager
 def worktree(revision: str, folder: Path) -> Iterator[Path]:
-    """That revision checked out below ``folder``, until the end. Raises `CompareFailed` for an unknown one."""
+    """Yield a worktree of the revision below ``folder``, and remove it at the end.
+
+    Raises `CompareFailed` for an unknown revision.
+    """
     tree = folder / "base"
     try:
         commit = _git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
@@ -220,7 +226,7 @@ class Comparison:
             return None
 
     def compare(self, name: str, rounds: int, scale: float) -> Compared | Missing:
-        """That row, on both sides in turn."""
+        """Measure the row on both sides in turn."""
         base, note = self._base, ""
         if self.only_own:
             base, note = self._bases_own, "base by its own bench"
@@ -314,7 +320,7 @@ def _terminated_as_interrupted() -> Iterator[None]:
 
 
 def print_table(compared: Sequence[Compared], missing: Sequence[Missing], base: str) -> None:
-    """The table for people."""
+    """Print a table for people."""
     from rich.console import Console
     from rich.table import Table
 

@@ -91,7 +91,7 @@ def fill(store: LogStore, count: int, records: int) -> None:
 
 
 def measure(store: LogStore, times: int) -> Iterator[dict[str, object]]:
-    """What each page takes, in milliseconds, and the rest."""
+    """Yield the time of each page in milliseconds, and the other figures."""
     overviews = OverviewCache(store, Clock())
     overviews.refresh()  # the first one opens files
     looks = []

@@ -64,7 +64,7 @@ def main() -> int:
 
 
 def alternate(sides: dict[str, Callable[[], float]], rounds: int) -> dict[str, float]:
-    """The median of each side, run in turn after one round for warming up; ratios are the caller's."""
+    """Return the median of each side, run in turn after one round for warming up. The caller computes ratios."""
     figures: dict[str, list[float]] = {name: [] for name in sides}
     for number in range(rounds + 1):
         for name, side in sides.items():
@@ -78,7 +78,7 @@ def alternate(sides: dict[str, Callable[[], float]], rounds: int) -> dict[str, f
 
 
 def idempotence(store: LogStore, rounds: int) -> dict[str, float]:
-    """Records a second of both kinds of producers, and what part of the time the numbers take."""
+    """Measure records a second of both kinds of producers, and the part of the time that sequence numbers take."""
     load = json_records(300, _RECORDS)
 
     def side(idempotent: bool) -> Callable[[], float]:
@@ -107,7 +107,7 @@ def idempotence(store: LogStore, rounds: int) -> dict[str, float]:
 
 
 def commits(store: LogStore, folder: Path, rounds: int) -> dict[str, float]:
-    """Commits a second, written and synced, and fdatasyncs a second of a file that grows as the topic does."""
+    """Measure commits a second, written and synced, and fdatasyncs a second of a file that grows like the topic."""
     store.create_topic("read")
     store.topic("read").partition(0).append([b"x"] * 100_000)
     consumer = store.consumer("read", group="bench")
@@ -247,7 +247,7 @@ def _kill_one(folder: Path, producer: Producer, survivor: segmentlog.Consumer) -
 
 
 def member(folder: str) -> int:
-    """The process that is killed: it holds partitions, says which, and reads nothing."""
+    """Run the process that is killed: it holds partitions, prints them, and reads nothing."""
     with segmentlog.open(folder, background=False) as store, store.consumer("shared", group="g") as consumer:
         while True:
             owned = [str(tp.partition) for tp in consumer.poll_group(wait_s=0.05)]

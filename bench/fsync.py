@@ -238,7 +238,7 @@ _LINE_EVERY_S = 10.0
 
 
 def _with_lines(rows: Iterator[FsyncRow], cells: Sequence[Cell]) -> Iterator[FsyncRow]:
-    """A line now and then where there is no terminal for a bar: a run of minutes is not to look like one that hangs."""
+    """Print a line now and then if there is no terminal for a bar, so that a run of minutes does not seem to hang."""
     started_s = due_s = time.monotonic()
     for number, row in enumerate(rows, 1):
         yield row

@@ -52,7 +52,7 @@ def _received(sock: socket.socket) -> bytes:
 
 
 def produce(command: dict[str, Any]) -> dict[str, Any]:
-    """Requests, one after the other on each connection, for some seconds."""
+    """Send requests for some seconds, one after the other on each connection."""
     requests = [Path(path).read_bytes() for path in command["requests"]]
     done = [0] * command["connections"]
     ends_s = time.perf_counter() + command["seconds"]

@@ -170,7 +170,7 @@ class RedisServer:
         return self._client
 
     def server_id(self) -> int | None:
-        """The process id of the server; None when it does not run."""
+        """Return the process id of the server, or None while it does not run."""
         return None if self._process is None else self._process.pid
 
     def kill(self) -> None:
@@ -255,7 +255,7 @@ class RedisServer:
             self._synced = (path.name, os.fstat(file.fileno()).st_size)
 
     def cut_back_to_last_fsync(self) -> int:
-        """What the power cut takes: returns how many bytes. The server must have been killed."""
+        """Remove the bytes that a power cut would take, and return their number. The server must have been killed."""
         if self._process is not None:
             raise RuntimeError("kill the server first: a machine does not die with its processes running")
         path = self.append_only_file()
@@ -280,7 +280,7 @@ def check_available() -> None:
 
 
 def _wait_loaded(client: Any) -> None:
-    """A server that starts on a long file answers INFO long before it answers anything else."""
+    """Wait until Redis has loaded its file. Until then it answers INFO, but nothing else."""
     while client.info("persistence")["loading"]:
         time.sleep(0.01)
 
@@ -318,7 +318,7 @@ class KafkaesqueTopic:
         return list(zip(map(int, found[::2]), found[1::2], strict=True))
 
     def __len__(self) -> int:
-        """The offset behind the last record: how many were ever pushed."""
+        """Return the offset after the last record, which is the number of all pushed records."""
         last = self._client.zrevrange(f"{self.name}/pages", 0, 0, withscores=True)
         if not last:
             return 0

@@ -33,7 +33,7 @@ def _store(folder: Path, **config: object) -> segmentlog.LogStore:
 
 
 def _raw_chunks(work: Workload) -> list[bytes]:
-    """The bytes of each batch's columns, uncompressed: what both sides must get to disk."""
+    """Return the uncompressed bytes of each batch's columns, which both sides must write to the disk."""
     chunks = []
     for values, keys in zip(work.values, work.keys, strict=True):
         scratch = bytearray()
@@ -195,7 +195,10 @@ def _consume_records(folder: Path, scale: float) -> tuple[Side, Side]:
 
 
 def _from_a_client(folder: Path, scale: float) -> tuple[segmentlog.Partition, Workload, Side]:
-    """A log of batches as Kafka's producers send them, uncompressed; and the limit of making lists of their fields."""
+    """Prepare a log of uncompressed batches as Kafka's producers send them.
+
+    The limit is making lists of their fields.
+    """
     work = json_records(max(1, int(2500 * scale)), CLIENT_RECORDS)
     partition = _store(folder).topic("t").partition(0)
     for at, (values, keys) in enumerate(zip(work.values, work.keys, strict=True)):

@@ -80,9 +80,9 @@ class Machine(msgspec.Struct, frozen=True):
 
 
 def describe(folder: str | os.PathLike[str], packages: Iterable[str] = ()) -> Machine:
-    """This machine, and the disk that ``folder`` is on; takes about a second.
+    """Describe this machine, and the disk of ``folder``; takes about a second.
 
-    ``packages``: further distributions whose versions matter, those that are not installed left out.
+    ``packages``: further distributions whose versions matter; those that are not installed are left out.
     """
     return Machine(
         name=machine_name(),
@@ -112,7 +112,7 @@ def raw_fdatasync(folder: Path, count: int = 400, size: int = 512) -> Latency:
 
 
 def latency(times_us: list[float]) -> Latency:
-    """The distribution of ``times_us``, which must hold one or more."""
+    """Return the distribution of ``times_us``, which must not be empty."""
     ordered = sorted(times_us)
     last = len(ordered) - 1
 
@@ -168,7 +168,7 @@ def _file_system(folder: Path) -> str:
 
 
 def _revision() -> str:
-    """The commit this is, with a plus where the tree differs from it; empty outside of a checkout."""
+    """Return the commit of this checkout, with a plus if the tree differs from it; empty outside of a checkout."""
     here = Path(__file__).parent
 
     def git(*arguments: str) -> str:

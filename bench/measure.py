@@ -58,7 +58,7 @@ _opened: list[LogStore] = []
 
 
 def open_store(path: Path, **options: Any) -> LogStore:
-    """A store for the rounds of one row: closed when they are over, before its folder is deleted."""
+    """Open a store for the rounds of one row. It is closed after them, before its folder is deleted."""
     store = segmentlog.open(path, **options)
     _opened.append(store)
     return store
@@ -116,7 +116,7 @@ class Row(msgspec.Struct, frozen=True):
 
 
 def print_table(results: list[RowResult], title: str) -> None:
-    """The table for people."""
+    """Print a table for people."""
     table = Table(title=title)
     for column, justify in (
         ("path", "left"), ("ours", "right"), ("limit", "right"), ("ratio", "right"), ("range", "right"),

@@ -383,7 +383,7 @@ class Bench:
 
     @contextlib.contextmanager
     def _guarded(self, name: str, workload: str, among: dict[str, Hosted] | list[str]) -> Iterator[None]:
-        """A system that cannot do this is noted; one that failed takes no further part in ``among``."""
+        """Note a system that cannot do this, and remove one that failed from ``among``."""
         try:
             yield
         except NotImplementedError as error:
@@ -461,7 +461,7 @@ def _chosen(parser: argparse.ArgumentParser, given: str, known: Sequence[str], a
 
 
 def print_table(rows: Sequence[PeerRow]) -> None:
-    """The rows against our log with LZ4, for people."""
+    """Print the rows against our log with LZ4, for people."""
     from rich.console import Console
     from rich.table import Table
 

@@ -86,7 +86,7 @@ def _plot_risk(rows: Sequence[FsyncRow], machine: Machine, folder: Path) -> Figu
 
 
 def risk_title(shown: Sequence[FsyncRow]) -> str:
-    """What the policies give of the throughput of `never`, and what they risk, at the usual batch size."""
+    """Return the part of the throughput of `never` that the policies reach, and their risk, at the usual batch size."""
     batch = _usual_batch(shown)
     at = {row.policy: row for row in shown if row.batch_records == batch}
     ceiling = at.get("never")
@@ -299,7 +299,7 @@ def _plot_writers(rows: Sequence[FsyncRow], machine: Machine, folder: Path) -> F
 
 
 def writers_title(shown: Sequence[FsyncRow]) -> str:
-    """What many writers reach of one writer's rate, and how many share an fsync."""
+    """Return the rate of many writers in relation to one writer's, and how many share an fsync."""
     threads = _line(shown, "threads")
     one, many = threads[0], threads[-1]
     times = many.records_per_s / one.records_per_s
@@ -342,7 +342,7 @@ def _policies(rows: Sequence[FsyncRow]) -> list[str]:
 
 
 def _usual_batch(rows: Sequence[FsyncRow]) -> int:
-    """The batch size that most policies have, the one nearest to a hundred among several."""
+    """Return the batch size that most policies have; of several, the one nearest to a hundred."""
     counts: dict[int, int] = {}
     for row in rows:
         counts[row.batch_records] = counts.get(row.batch_records, 0) + 1

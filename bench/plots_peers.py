@@ -95,7 +95,7 @@ _SYNCED = {"never": ", nothing synced", "second": ", synced once a second", "bat
 
 
 def _sentence(rows: list[PeerRow]) -> str:
-    """What the panel shows, from its ratios."""
+    """Return a sentence about the ratios of the panel."""
     workload, sync = rows[0].workload, rows[0].sync
     what = workload[0].upper() + workload[1:]
     if "append" in workload or "threads" in workload:

@@ -110,7 +110,7 @@ _SERVER: dict[str, str] = {
 
 
 def reason_for(bench: str, *what: str) -> str:
-    """A sentence; for what nobody has explained yet, one that says so."""
+    """Return a sentence with the reason, or one that says that it is unknown."""
     if bench == "limits":
         return _LIMITS.get(what[0], _UNKNOWN)
     if bench == "server":

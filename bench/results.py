@@ -58,7 +58,7 @@ def save(folder: Path, bench: str, machine: Machine, seconds: float, settings: d
 
 
 def _command(bench: str) -> str:
-    """What measures it again, wherever its results are to go."""
+    """Return the command that repeats the measurement, without the folder for results."""
     arguments = sys.argv[1:]
     for at, argument in enumerate(arguments):
         if argument == "--out" or argument.startswith("--out="):
@@ -78,7 +78,7 @@ def replace(folder: Path, measured: Measured) -> Path:
 
 
 def load(folder: Path, bench: str) -> Measured | None:
-    """What was saved of that bench; None if it was not run."""
+    """Return the saved results of that bench, or None if it was not run."""
     try:
         return msgspec.json.decode((folder / f"{bench}.json").read_bytes(), type=Measured)
     except FileNotFoundError:

@@ -71,7 +71,7 @@ def main() -> int:
 
 
 def measure(folder: Path, plan: Plan, axes: Sequence[str] = AXES, *, as_json: bool = False) -> list[ScalingRow]:
-    """The rows of these axes; ``folder`` is as empty afterwards as it was. Raises `NoRoom`."""
+    """Measure the rows of these axes; ``folder`` is as empty afterwards as before. Raises `NoRoom`."""
     rows: list[ScalingRow] = []
     started = time.monotonic()
     for axis in axes:
@@ -90,7 +90,7 @@ def measure(folder: Path, plan: Plan, axes: Sequence[str] = AXES, *, as_json: bo
 
 
 def print_table(rows: Sequence[ScalingRow]) -> None:
-    """A table for each axis, its points as columns, and below it what its curves show."""
+    """Print a table for each axis, its points as columns, and below it a description of its curves."""
     from rich.console import Console
     from rich.table import Table
 

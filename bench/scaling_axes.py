@@ -76,7 +76,7 @@ class NoRoom(RuntimeError):
 
 
 def check_room(folder: Path, size_bytes: float) -> None:
-    """Raises `NoRoom` unless so much fits, with something to spare."""
+    """Raise `NoRoom` unless ``size_bytes`` fit, with a reserve."""
     free, needed = shutil.disk_usage(folder).free, size_bytes + _RESERVE_BYTES
     if free < needed:
         raise NoRoom(
@@ -168,7 +168,7 @@ def partitions(folder: Path, plan: Plan) -> Iterator[ScalingRow]:
 
 
 def record_size(folder: Path, plan: Plan) -> Iterator[ScalingRow]:
-    """Records of the same text from ten bytes on; batches of 128 KiB, or of one record that is larger."""
+    """Measure records of the same text from ten bytes on, in batches of 128 KiB, or of one larger record."""
     check_room(folder, plan.seconds * (plan.rounds + 1) * _FASTEST_BYTES_PER_S)
     with Crew(1) as crew:
         for size in plan.record_bytes:

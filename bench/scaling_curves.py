@@ -47,7 +47,7 @@ class ScalingRow(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, axis: str, at: float, figure: str, unit: str, rounds: Sequence[float]) -> ScalingRow:
-        """What the rounds came to."""
+        """Summarize the rounds as a row."""
         return cls(axis, at, figure, unit, statistics.median(rounds), min(rounds), max(rounds))
 
     @property
@@ -142,7 +142,7 @@ def curves(rows: Sequence[ScalingRow]) -> list[Curve]:
 
 
 def bends(rows: Sequence[ScalingRow]) -> list[Curve]:
-    """The curves that leave the flat by more than the noise, and where they do."""
+    """Return the curves that rise or fall by more than the noise."""
     return [curve for curve in curves(rows) if curve.is_told and curve.shape in ("rises", "falls")]
 
 

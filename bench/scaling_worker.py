@@ -118,7 +118,7 @@ class Worker:
         return sum(segment.size_bytes for segment in self._logs[0].segments())
 
     def append(self, work: Work, partition: int | None, seconds: float) -> float:
-        """Records a second, appended to a partition, or in turn to all of them, once each at least."""
+        """Return the records a second that are appended to a partition, or in turn to all, once each at least."""
         logs = self._logs if partition is None else [self._logs[partition]]
         pool = self._pool(work)
         number, records = 0, 0
@@ -132,7 +132,7 @@ class Worker:
         return records / (now - started)
 
     def produce(self, work: Work, seconds: float) -> float:
-        """Records a second, sent with their keys one at a time through a `Producer`, until all are appended."""
+        """Return the records a second that are sent one at a time through a `Producer`, until all are appended."""
         assert self._store is not None
         pool = self._pool(work)
         number, records = 0, 0
@@ -149,7 +149,7 @@ class Worker:
             return records / (time.perf_counter() - started)
 
     def scan(self, partition: int, seconds: float) -> float:
-        """Records a second, each as bytes, from the partition's beginning, again and again."""
+        """Return the records a second, each as bytes, of reading the partition from its beginning, again and again."""
         log, records = self._logs[partition], 0
         started = now = time.perf_counter()
         while now - started < seconds:
@@ -161,7 +161,7 @@ class Worker:
         return records / (now - started)
 
     def scan_from(self, offset: int, records: int) -> float:
-        """Records a second over so many from ``offset`` on, or to the end."""
+        """Return the records a second of reading ``records`` records from ``offset`` on, or to the end."""
         count = 0
         started = time.perf_counter()
         for batch in self._logs[0].read(offset):
@@ -183,7 +183,7 @@ class Worker:
         return found.p50, found.p99
 
     def _pool(self, work: Work) -> list[tuple[list[bytes], list[bytes] | None]]:
-        """A few batches that appends go round in: the bench's memory does not grow with the log."""
+        """Return a few batches that appends repeat, so that the bench's memory does not grow with the log."""
         pool = self._pools.get(work)
         if pool is None:
             pool = self._pools[work] = list(_batches(work))
@@ -234,9 +234,9 @@ class Crew:
                 process.join()
 
     def run(self, calls: Sequence[Call], *, watch: bool = False) -> list[Answer]:
-        """The first process does the first call, and so on, all at the same time; a call is a method and arguments.
+        """Let each process make one of the calls (a method and its arguments), all at the same time.
 
-        With ``watch`` their memory is looked at meanwhile.
+        With ``watch``, their memory is measured meanwhile.
         """
         busy: dict[Any, int] = {}
         for index, (_, pipe) in enumerate(self._members[: len(calls)]):

@@ -92,7 +92,7 @@ def _appends(places: Places, folder: Path, scale: float) -> tuple[Side, Side]:
 
 
 def _fill(folder: Path, size_bytes: int) -> None:
-    """A store of so many bytes on disk, by and large: values that do not compress, in segments of 64 MiB."""
+    """Create a store of about ``size_bytes`` on disk: values that do not compress, in segments of 64 MiB."""
     rng = random.Random(1)
     with segmentlog.open(folder, background=False) as store:
         logs = store.create_topic("t", 4, segment_bytes=_SEGMENT_BYTES, fsync="never", compression_type="none")
@@ -134,7 +134,7 @@ def _cold_store(size_bytes: int, places: Places, folder: Path, scale: float) -> 
 
 
 def _shipped(size_bytes: int, places: Places, folder: Path) -> tuple[Bucket, list[str], float]:
-    """A store of so many bytes that lies there: (where, the keys of its segments and tails, megabytes of these)."""
+    """Ship a store of about ``size_bytes``; return (bucket, keys of its segments and tails, their megabytes)."""
     _fill(folder / "source", size_bytes)
     bucket = open_bucket(places.new())
     with segmentlog.open(folder / "source", background=False) as store:

@@ -85,7 +85,7 @@ def values(start: int, count: int) -> list[bytes]:
 
 
 def fill(path: Path, rows: int) -> None:
-    """A topic of so many records, keyed, in four partitions."""
+    """Create a topic of ``rows`` records with keys, in four partitions."""
     with segmentlog.open(path) as store:
         store.create_topic("rows", partitions=4)
         with store.producer() as producer:
@@ -210,7 +210,7 @@ def trigger(spark: SparkSession, folder: Path, rows: int, rounds: int) -> dict[s
 
 
 def run_query(spark: SparkSession, folder: Path, rows_each: int, batches: int) -> list[dict[str, float]]:
-    """What Spark says of the durations of each micro-batch, in ms."""
+    """Run a query, and return Spark's durations of each micro-batch, in ms."""
     name = f"moved-{rows_each}"
     with segmentlog.open(folder / "store") as store:
         store.create_topic(name, partitions=4)

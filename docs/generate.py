@@ -186,7 +186,7 @@ def config_page() -> str:
 
 
 def cli_page() -> str:
-    """What each command says of itself."""
+    """Return the page with the help texts of all commands."""
     parts = [_CLI]
     for name, text in _helps(cli, "segmentlog", None):
         parts.append(f"## {name}\n\n```text\n{text}\n```\n")
@@ -194,7 +194,7 @@ def cli_page() -> str:
 
 
 def server_page() -> str:
-    """What the server answers, and what Kafka's keys of a topic become."""
+    """Return the page with the requests that the server answers, and its settings for Kafka's keys of a topic."""
     lines = [_SERVER, "## Requests", "", "| key | request | versions |", "|---:|---|---|"]
     for key in SERVED:
         api = APIS[key]

@@ -1,6 +1,7 @@
-"""Kafka's batches byte by byte: what no encoder makes. `REFUSED` and `ACCEPTED` are what a server must say to them.
+"""Kafka's batches byte by byte, as no encoder makes them, and the server's answers to them.
 
-A batch is a function of the time in milliseconds, so that its timestamps are those of a client whose clock is right.
+`REFUSED` and `ACCEPTED` list them. A batch is a function of the time in milliseconds, so that its timestamps are those
+of a client with a right clock.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from segmentlog.server.codec.kafka_errors import ErrorCode
 HOUR_MS: Final = 3_600_000
 NOBODY: Final = (-1, -1, -1)
 _MANY: Final = 140 << 20
-"""More than readers here decompress of a small batch."""
+"""More than readers decompress of a small batch."""
 _ZSTD_ZEROS: Final = ((1 << 17) << 3 | 2).to_bytes(3, "little") + b"\0"
-"""A block of Zstandard that stands for 128 KiB of zeros."""
+"""A block of Zstandard that decompresses to 128 KiB of zeros."""
 
 
 def blob(data: bytes | None) -> bytes:
-    """Return a key, a value, a header's name or value, its size in front."""
+    """Return a key, a value, or a header's name or value, with its size in front."""
     return varint(-1) if data is None else varint(len(data)) + data
 
 
@@ -41,13 +42,13 @@ def record(
     behind: bytes = b"",
     longer_by: int = 0,
 ) -> bytes:
-    """One record; ``headers`` with their count in front. ``longer_by`` is what its length says too much."""
+    """Return one record; ``headers`` begin with their count. Its length is ``longer_by`` too large."""
     body = b"\0" + varint(timestamp_delta) + varint(offset_delta) + blob(key) + blob(value) + headers + behind
     return varint(len(body) + longer_by) + body
 
 
 def records(count: int, **options: bytes | None) -> bytes:
-    """So many records that are in order."""
+    """Return ``count`` records in order."""
     return b"".join(record(delta, **options) for delta in range(count))  # type: ignore[arg-type]
 
 
@@ -92,19 +93,19 @@ PACKERS: Final[dict[str, tuple[int, Callable[[bytes], bytes]]]] = {
     "lz4": (3, lz4.frame.compress),
     "zstd": (4, lambda data: bytes(cramjam.zstd.compress(data))),
 }
-"""Each way to compress: (codec, how)."""
+"""Ways to compress: (codec, function)."""
 
 
 class Case(NamedTuple):
-    """A batch, and what the server must answer."""
+    """A batch, and the answer that the server must give."""
 
     make: Callable[..., bytes]
-    """Of the time in milliseconds, and of ``producer`` and ``attributes`` as `batch` has them."""
+    """A function of the time in milliseconds; ``producer`` and ``attributes`` are as in `batch`."""
     code: int = 0
     index: int | None = None
-    """Of the record that the answer must name."""
+    """Index of the record that the answer must name."""
     words: str = ""
-    """In the message."""
+    """Words in the error message."""
 
 
 def _case(
@@ -134,7 +135,7 @@ def _broken_crc(now_ms: int, **options: int) -> bytes:
 
 @cache
 def _zeros_in_gzip() -> bytes:
-    """Members of a mebibyte would be quicker to make, and are one member for this."""
+    """It is one member: members of a mebibyte each would be quicker to make."""
     packer = zlib.compressobj(1, zlib.DEFLATED, 31)
     return b"".join(packer.compress(bytes(1 << 20)) for _ in range(_MANY >> 20)) + packer.flush()
 
@@ -146,7 +147,7 @@ def _zeros_in_lz4() -> bytes:
 
 @cache
 def _many_headers() -> bytes:
-    """One record with a million headers and one, each without a name and without a value."""
+    """Return one record with a million and one headers, all of them empty."""
     return record(headers=varint(1_000_001) + b"\0\1" * 1_000_001)
 
 
@@ -219,7 +220,7 @@ REFUSED: Final[dict[str, Case]] = {
     "codec 5": _case(record(), 1, ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, codec=5),
     "a wrong CRC": Case(_broken_crc, ErrorCode.CORRUPT_MESSAGE),
 }  # fmt: skip
-"""What contradicts itself, or what a reader would refuse."""
+"""Batches that contradict themselves, or that a reader would refuse."""
 
 ACCEPTED: Final[dict[str, tuple[Case, int]]] = {
     "one record": (_case(record(), 1), 1),
@@ -254,4 +255,4 @@ ACCEPTED: Final[dict[str, tuple[Case, int]]] = {
         for name, (codec, pack) in PACKERS.items()
     },
 }  # fmt: skip
-"""What is unusual and right, and how many records it holds."""
+"""Unusual but valid batches, and the number of their records."""

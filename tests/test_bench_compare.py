@@ -27,7 +27,7 @@ def _worktrees_in(folder: Path) -> list[str]:
 
 @pytest.fixture
 def checkout() -> None:
-    """Skip the test in a tree that came as an archive: there is no repository."""
+    """Skip the test in a tree that came as an archive, without a repository."""
     if not (TREE / ".git").exists():
         pytest.skip("not a checkout")
 

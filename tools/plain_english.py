@@ -3,8 +3,7 @@
 The check reads docstrings, comments, messages (of exceptions, loggers and warnings), help texts and Markdown. It
 skips generated code, code blocks and doctests. Without paths it reads the project.
 
-`english_limits.cfg` limits the findings of each package. It has a section for the findings of this check per 1,000
-words, and a section for the number of findings of each of `RUFF_RULES`. A package without a line has the limit 0.
+`english_limits.cfg` limits the findings of each package per 1,000 words. A package without a line has the limit 0.
 """
 
 from __future__ import annotations
@@ -12,10 +11,8 @@ from __future__ import annotations
 import ast
 import configparser
 import io
-import json
 import math
 import re
-import subprocess
 import sys
 import tokenize
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
@@ -28,12 +25,9 @@ from typing import Final
 ROOT: Final = Path(__file__).parents[1]
 LIMITS: Final = Path(__file__).with_name("english_limits.cfg")
 ENGLISH: Final = "findings per 1,000 words"
-"""The section of the limits file for the rules of this module."""
-RUFF_RULES: Final = ("D401",)
-"""Rules of ruff for docstrings that the project does not keep everywhere yet; each has a section in the limits file."""
-ENGLISH_SLACK: Final = 1.0
+"""The section of the limits file."""
+SLACK: Final = 1.0
 """How far a package may be below its limit, in findings per 1,000 words."""
-RUFF_SLACK: Final = 10
 LONGEST: Final = 30
 """Words in a sentence (rule W13)."""
 
@@ -369,29 +363,13 @@ def english_figures(paths: Iterable[Path]) -> dict[str, float]:
     return {package: 1000 * found[package] / words[package] for package in words if words[package]}
 
 
-def ruff_figures() -> dict[str, dict[str, float]]:
-    """Return the findings of each of `RUFF_RULES` in each package."""
-    command = [sys.executable, "-m", "ruff", "check", "--select", ",".join(RUFF_RULES), "--output-format", "json"]
-    report = subprocess.run([*command, "--exit-zero"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    figures: dict[str, Counter[str]] = {rule: Counter() for rule in RUFF_RULES}
-    for finding in json.loads(report):
-        for path in files([Path(finding["filename"])]):
-            figures[finding["code"]][package_of(path)] += 1
-    return {rule: dict(counts) for rule, counts in figures.items()}
-
-
 def rounded_up(figure: float) -> float:
     """Round up to one decimal place."""
     return math.ceil(round(figure * 10, 6)) / 10
 
 
-Limits = dict[str, dict[str, float]]
-"""Section of the limits file -> package -> highest figure."""
-
-
-def project_figures() -> Limits:
-    """Measure the project: the sections of the limits file with today's figures."""
-    return {ENGLISH: english_figures(project_files()), **ruff_figures()}
+Limits = dict[str, float]
+"""Package -> highest figure."""
 
 
 def read_limits(path: Path) -> Limits:
@@ -399,9 +377,7 @@ def read_limits(path: Path) -> Limits:
     parser = _parser()
     try:
         parser.read_string(path.read_text(), str(path))
-        return {
-            section: {name: float(value) for name, value in parser[section].items()} for section in parser.sections()
-        }
+        return {name: float(value) for name, value in parser.items(ENGLISH)}
     except (configparser.Error, ValueError) as error:
         raise ValueError(f"{path} is not a limits file: {error}") from error
 
@@ -409,8 +385,7 @@ def read_limits(path: Path) -> Limits:
 def write_limits(path: Path, limits: Limits) -> None:
     """Write a limits file, sorted; limits of 0 are left out."""
     parser = _parser()
-    for section, packages in limits.items():
-        parser[section] = {name: f"{limit:g}" for name, limit in sorted(packages.items()) if limit}
+    parser[ENGLISH] = {name: f"{limit:g}" for name, limit in sorted(limits.items()) if limit}
     text = io.StringIO()
     parser.write(text)
     head = (
@@ -427,46 +402,34 @@ def _parser() -> configparser.ConfigParser:
 
 def problems(figures: Limits, limits: Limits, file: Path) -> Iterator[str]:
     """Yield a message for each package with a figure above its limit, or too far below it."""
-    for section in figures:
-        now, highest = figures[section], limits.get(section, {})
-        slack = ENGLISH_SLACK if section == ENGLISH else RUFF_SLACK
-        for package in sorted({*now, *highest}):
-            figure, limit = rounded_up(now.get(package, 0)), highest.get(package, 0)
-            state = (
-                f"{package}: {figure:g} {section if section == ENGLISH else f'findings of {section}'}, limit {limit:g}"
-            )
-            if figure > limit:
-                yield f"{state}. `{_listing(section, package)}` lists them. {_remedy(section, package, limit, file)}"
-            elif figure < limit - slack or (limit and not figure):
-                yield f"{state}. Keep the gain: run `python tools/plain_english.py --tighten`, and commit {file}."
+    for package in sorted({*figures, *limits}):
+        figure, limit = rounded_up(figures.get(package, 0)), limits.get(package, 0)
+        state = f"{package}: {figure:g} {ENGLISH}, limit {limit:g}"
+        if figure > limit:
+            yield f"{state}. `python tools/plain_english.py {_paths(package)}` lists them. {_remedy(limit, file)}"
+        elif figure < limit - SLACK or (limit and not figure):
+            yield f"{state}. Keep the gain: run `python tools/plain_english.py --tighten`, and commit {file}."
 
 
-def _remedy(section: str, package: str, limit: float, file: Path) -> str:
+def _remedy(limit: float, file: Path) -> str:
     if limit:
         return "Rewrite what you added."
-    return f"Rewrite them. If the package is an old one with a new name, rename its line under [{section}] in {file}."
+    return f"Rewrite them. If the package is an old one with a new name, rename its line in {file}."
 
 
-def _listing(section: str, package: str) -> str:
-    """Return the command that lists the findings of a package."""
-    paths = {
+def _paths(package: str) -> str:
+    """Return the arguments of the command that lists the findings of a package."""
+    return {
         "tools+bench": "tools bench",
         "README+docs": "*.md docs",
         "tests": "tests",
         "top-level modules": "*.py segmentlog/*.py pyspark_segmentlog",
     }.get(package, f"segmentlog/{package}")
-    return f"python tools/plain_english.py {paths}" if section == ENGLISH else f"ruff check --select {section} {paths}"
 
 
 def tightened(limits: Limits, figures: Limits) -> Limits:
     """Return the limits, each lowered to today's figure. Packages are not added."""
-    return {
-        section: {
-            package: min(limit, rounded_up(figures[section].get(package, 0)))
-            for package, limit in limits.get(section, {}).items()
-        }
-        for section in figures
-    }
+    return {package: min(limit, rounded_up(figures.get(package, 0))) for package, limit in limits.items()}
 
 
 def _counts(paths: list[Path]) -> Iterator[str]:
@@ -505,7 +468,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _run(options: Namespace) -> int:
     if options.limits or options.tighten:
         path = options.limits or LIMITS
-        limits, figures = read_limits(path), project_figures()
+        limits, figures = read_limits(path), english_figures(project_files())
         if options.tighten:
             write_limits(path, tightened(limits, figures))
             return 0

@@ -184,7 +184,7 @@ def _failed(row: Row, error: Exception) -> Absent:
 
 @contextmanager
 def _running(start: Start | None, systems: Sequence[str], folder: Path) -> Iterator[dict[str, Broker]]:
-    """The servers that rows share which take them as they are."""
+    """Yield the running servers that rows share if they need no other settings."""
     if start is None:
         yield {}
         return

@@ -74,7 +74,7 @@ class Broker(abc.ABC):
     @classmethod
     @abc.abstractmethod
     def version(cls) -> str:
-        """What is measured. Raises `Unavailable` when something is missing."""
+        """Return the version of the server. Raises `Unavailable` if something is missing."""
 
     @property
     def address(self) -> tuple[str, int]:
@@ -126,7 +126,7 @@ class Broker(abc.ABC):
         return sum(map(_cpu_s, self.process_ids()))
 
     def memory(self) -> Memory:
-        """What the largest of them has now."""
+        """Return the memory of the server's largest process."""
         found = [_memory(pid) for pid in self.process_ids()]
         return max(found, key=lambda one: one.rss)
 
@@ -215,7 +215,7 @@ def last_core() -> int:
 
 
 def check_pinning() -> None:
-    """Raises `Unavailable` where a server cannot have a core to itself."""
+    """Raise `Unavailable` if a server cannot have a core to itself."""
     if shutil.which("taskset") is None:
         raise Unavailable("taskset is not installed: apt-get install util-linux")
     if len(os.sched_getaffinity(0)) < 2:

@@ -34,18 +34,18 @@ class ClientFailed(RuntimeError):
 
 
 def rate(runs: Sequence[Run]) -> float:
-    """Records a second of all together, from the first one's first record to the last one's last answer."""
+    """Return the records a second of all clients, from the first one's first record to the last one's last answer."""
     seconds = max(run.ended_s for run in runs) - min(run.began_s for run in runs)
     return sum(run.records for run in runs) / seconds
 
 
 def check_java() -> None:
-    """Raises `Unavailable`."""
+    """Raise `Unavailable` if the Java clients are not available."""
     kafka_jars.check_available(release=kafka_jars.SERVER)
 
 
 def check_confluent() -> None:
-    """Raises `Unavailable`."""
+    """Raise `Unavailable` if confluent-kafka is not available."""
     if importlib.util.find_spec("confluent_kafka") is None:
         raise Unavailable("the package confluent-kafka is not installed: pip install confluent-kafka")
 
@@ -105,7 +105,7 @@ class _Started:
         return self.run
 
     def let_go(self) -> None:
-        """It may begin, if it waits for that."""
+        """Let the client begin, if it waits for that."""
 
     def _read(self) -> None:
         assert self._process.stdout is not None

@@ -62,7 +62,7 @@ def rows() -> list[Row]:
 
 
 def _of_clients(records: int, consumers: int, log_part: float = 1.0) -> Callable[[Side], AbstractContextManager[Once]]:
-    """What lies there as a producer has sent it, in batches of so many records."""
+    """Prepare a topic with batches of ``records`` records, as a producer sent them."""
 
     @contextmanager
     def prepare(side: Side) -> Iterator[Once]:
@@ -77,7 +77,7 @@ def _of_clients(records: int, consumers: int, log_part: float = 1.0) -> Callable
 
 
 def _of_library(consumers: int) -> Callable[[Side], AbstractContextManager[Once]]:
-    """The same records; of our server, what a local process has appended, by columns and with LZ4."""
+    """Prepare the same records; with our server, a local process has appended them, by columns and with LZ4."""
 
     @contextmanager
     def prepare(side: Side) -> Iterator[Once]:
@@ -125,7 +125,7 @@ def _consumers(side: Side, topic: Topic, count: int) -> Iterator[Once]:
 
 @contextmanager
 def _beside(side: Side) -> Iterator[None]:
-    """The client is on another core than a server that is pinned."""
+    """Keep the client off the core of a pinned server."""
     core = side.start.core
     if core is None:
         yield

@@ -170,7 +170,7 @@ def run(lanes: Sequence[Lane], seconds: float, max_bytes: int | None = None) -> 
 
 
 def idle_connections(address: Address, count: int) -> list[socket.socket]:
-    """Connections that have said who they are, and nothing since."""
+    """Open connections that have sent ApiVersions, and nothing since."""
     from bench.server.wire import API_VERSIONS, request
     from segmentlog.server.codec.generated.api_versions import ApiVersionsRequest
 

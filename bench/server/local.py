@@ -58,7 +58,7 @@ def _appends(side: Side) -> Iterator[Once]:
 
 
 def _while_it_serves(side: Side, broker: OurBroker) -> float:
-    """Records a second, while a client produces."""
+    """Return the records a second that are appended while a client produces."""
     broker.start()
     try:
         with new_topic(broker.address, "served") as topic:
@@ -75,7 +75,7 @@ def _while_it_serves(side: Side, broker: OurBroker) -> float:
 
 
 def _rate(store: Path, seconds: float) -> float:
-    """Records a second, by a process that does nothing else; what was written before is on the disk by then."""
+    """Return the records a second of a process that only appends. Earlier writes are synced before."""
     os.sync()
     command = [sys.executable, "-m", "bench.server.local", str(store), str(seconds)]
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)

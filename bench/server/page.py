@@ -126,7 +126,7 @@ def _table(found: Sequence[Result]) -> list[str]:
 
 
 def _where_we_lose(found: Sequence[Result]) -> list[str]:
-    """What missed its target, and what has none and is behind Kafka; the reason once for all that it explains."""
+    """List the rows that missed their target, or are slower than Kafka without one, by reason."""
     lost: dict[tuple[str, str], list[str]] = {}
     for one in found:
         is_behind = one.to == "Kafka" and one.ratio is not None and (one.ratio < 1) == (one.unit in _MORE_IS_BETTER)

@@ -91,7 +91,7 @@ def _by_clients(check: Callable[[], None], run: Clients, count: int) -> Callable
 def _by_lanes(
     connections: int, depth: int, records: int, acks: int, config: Mapping[str, str]
 ) -> Callable[[Side], AbstractContextManager[Once]]:
-    """Requests of one batch each, to one partition, several under way on each of the connections."""
+    """Prepare requests of one batch to one partition, several in flight on each of the connections."""
 
     @contextmanager
     def prepare(side: Side) -> Iterator[Once]:
@@ -118,9 +118,9 @@ def _by_lanes(
 
 
 def producer_lanes(topic: Topic, one: bytes, connections: int, depth: int, acks: int) -> list[Lane]:
-    """Connections that send this batch again and again, each to the partitions of one server's process in turn.
+    """Open connections that repeat this batch, each to the partitions of one process of the server in turn.
 
-    One batch is sent here, to the first partition: what its answer looks like.
+    One batch is sent at once to the first partition, to know the form of its answer.
     """
     requests: dict[tuple[str, int], list[bytes]] = {}
     for number, address in enumerate(topic.leaders):
@@ -139,6 +139,6 @@ def producer_lanes(topic: Topic, one: bytes, connections: int, depth: int, acks:
 
 
 def check_end(topic: Topic, records: int) -> None:
-    """What was acknowledged is in the log, and nothing else."""
+    """Check that the log has exactly the acknowledged records."""
     if (end := topic.end()) != records:
         raise RuntimeError(f"{topic.name} holds {end:,} records, where {records:,} were acknowledged")

@@ -69,7 +69,7 @@ class Side:
         return BROKERS[self.system](self.folder, self.start)
 
     def new_topic(self, partitions: int = 1, config: Mapping[str, str] | None = None) -> AbstractContextManager[Topic]:
-        """A topic that is gone afterwards."""
+        """Return a context with a new topic, which is deleted at its end."""
         self._topics += 1
         return new_topic(self.broker.address, f"bench-{time.time_ns()}-{self._topics}", partitions, config)
 
@@ -125,7 +125,7 @@ class Result(msgspec.Struct, frozen=True):
         return f"{sign} {self.target:g}{'' if self.to is not None else ' ' + self.unit}"
 
     def cells(self) -> tuple[str, str, str, str, str, str]:
-        """A line of a table: what, ours, theirs, ratio, its range, what was wanted."""
+        """Return a line of the table: name, ours, theirs, ratio, its range, target."""
         theirs = "" if self.theirs is None else quantity(self.theirs, self.unit)
         ratio = "" if self.ratio is None else f"{self.ratio:.2f}"
         spread = "" if self.ratio_range is None else f"{self.ratio_range[0]:.2f}-{self.ratio_range[1]:.2f}"

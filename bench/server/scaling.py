@@ -68,7 +68,7 @@ def _at_partitions(side: Side, count: int) -> Figures:
 
 
 def _consumer_lanes(topic: Topic, connections: int) -> tuple[list[Lane], list[float]]:
-    """(connections that fetch from one partition after the other, how many records each gets by an answer)."""
+    """Return (connections that fetch from one partition after another, records in each one's answer)."""
     requests: dict[Address, list[bytes]] = {}
     sizes: dict[Address, list[int]] = {}
     records: dict[Address, int] = {}

@@ -47,7 +47,7 @@ def _start(side: Side) -> Iterator[Once]:
 
 @contextmanager
 def _restart(side: Side) -> Iterator[Once]:
-    """A log of so many gigabytes, appended to until the moment of the kill. What was acknowledged is there again."""
+    """Measure a restart with a log that grew until the kill. All acknowledged records must exist afterwards."""
     broker = side.new_broker()
     broker.start()
     try:

@@ -74,7 +74,7 @@ class Client:
         self._socket.sendall(framed)
 
     def receive(self, api_key: int) -> Any:
-        """The next response, which must be of that kind."""
+        """Return the next response, which must be of that kind."""
         return decode(api_key, self.receive_frame())
 
     def receive_frame(self) -> bytes:
@@ -115,7 +115,7 @@ class Client:
             time.sleep(0.001)
 
     def end_of(self, topic: str, partition: int) -> int:
-        """The log's end, once the server has opened it: ask its leader."""
+        """Return the log end offset once the server has opened the log: ask its leader."""
         deadline = time.monotonic() + _PATIENCE_S
         wanted = ListOffsetsTopic(topic, [ListOffsetsPartition(partition, -1, _LATEST)])
         while True:
@@ -162,7 +162,7 @@ class Topic(msgspec.Struct, frozen=True):
 def new_topic(
     address: Address, name: str, partitions: int = 1, config: Mapping[str, str] | None = None
 ) -> Iterator[Topic]:
-    """A topic for as long as it is needed; every partition of it is there, and led."""
+    """Yield a topic whose partitions all have leaders, and delete it at the end."""
     with Client(address) as client:
         client.create(name, partitions, config or {})
         topic = Topic(name, client.leaders(name))
@@ -181,7 +181,7 @@ def connect(address: Address, timeout_s: float = _PATIENCE_S) -> socket.socket:
 
 
 def request(api_key: int, message: Any) -> bytes:
-    """A request as it is sent."""
+    """Return the bytes of a request."""
     api, version = APIS[api_key], _VERSIONS[api_key]
     return b"".join(frame_request(api, version, 1, "bench", api.codec.encode_request(message, version)))
 
@@ -200,7 +200,10 @@ def produce_request(topic: str, partition: int, batch: bytes, acks: int) -> byte
 
 
 def fetch_request(topic: str, partition: int, offset: int, max_bytes: int, *, max_wait_ms: int = 0) -> bytes:
-    """A request for what one partition has from an offset on; ``max_wait_ms`` if it is to wait for a record."""
+    """Return a request for the records of one partition from an offset on.
+
+    With ``max_wait_ms`` it waits for a record.
+    """
     wanted = FetchPartition(partition, fetch_offset=offset, partition_max_bytes=max_bytes)
     topics = [FetchTopic(topic=topic, partitions=[wanted])]
     return request(FETCH, FetchRequest(max_wait_ms=max_wait_ms, min_bytes=1, topics=topics))
@@ -225,7 +228,7 @@ def fetched_records(frame: bytes) -> memoryview:
 
 
 def next_offset(batches: memoryview) -> int | None:
-    """The offset behind the last whole batch; None if there is none."""
+    """Return the offset after the last complete batch, or None."""
     at, found = 0, None
     while at + _BATCH_HEADER_BYTES <= len(batches):
         base, length = _base_and_length(batches, at)
@@ -239,9 +242,9 @@ def next_offset(batches: memoryview) -> int | None:
 def fetches_of(
     topic: Topic, partition: int, max_bytes: int, *, limit: int | None = None
 ) -> tuple[list[bytes], list[int], int]:
-    """(requests that read a partition from its beginning to its end, the sizes of the answers, how many records).
+    """Return (requests that read a partition from its beginning to its end, sizes of the answers, number of records).
 
-    Both are the same for everybody who reads it again.
+    Requests and sizes are the same for every reader.
     """
     requests: list[bytes] = []
     sizes: list[int] = []

@@ -54,7 +54,7 @@ class System(abc.ABC):
     @classmethod
     @abc.abstractmethod
     def version(cls) -> str:
-        """The version of what is measured. Raises `Unavailable` when it, or something that it needs, is missing.
+        """Return the version of the system. Raises `Unavailable` if it, or something that it needs, is missing.
 
         Quick, and starts nothing.
         """
@@ -83,10 +83,10 @@ class System(abc.ABC):
         self.append([value])
 
     def writer(self) -> Callable[[bytes], object]:
-        """A function that appends one record, for one more thread: with a connection of its own where that is needed.
+        """Return a function that appends one record, for one more thread, with its own connection if needed.
 
-        When the function returns, the record is as durable as ``sync`` says. `close` gives back what it holds.
-        Raises `NotImplementedError` with the reason where a log has one writer only.
+        When the function returns, the record is as durable as ``sync`` says. `close` releases what it holds. Raises
+        `NotImplementedError` with the reason if a log has one writer only.
         """
         raise NotImplementedError("it has one writer at a time")
 
@@ -103,7 +103,7 @@ class System(abc.ABC):
 
     @abc.abstractmethod
     def read(self, offset: int) -> bytes:
-        """The value at that offset (from 0, counting what was appended), of a log of bare values."""
+        """Return the value at that offset of a log of bare values. Offsets count the appended records from 0."""
 
     @abc.abstractmethod
     def end(self) -> int:
@@ -142,7 +142,7 @@ class TimesItself(Protocol):
 
 
 def disk_bytes(folder: Path) -> int:
-    """What everything below ``folder`` takes on disk: blocks, not lengths, as some files are sparse."""
+    """Return the size on disk of everything below ``folder``: blocks, not lengths, as some files are sparse."""
     total = 0
     for path in folder.rglob("*"):
         try:

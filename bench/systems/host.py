@@ -113,8 +113,7 @@ class Hosted:
         return int(self._call("end"))
 
     def peak_bytes(self) -> int:
-        """The most memory of their own (no page cache) that the process and its servers had, and nothing that starting
-        Python took."""
+        """Return the largest private memory (no page cache) of the process and its servers, without that of Python."""
         return int(self._call("peak_bytes"))
 
     def kill(self) -> None:
@@ -289,7 +288,7 @@ class _Host:
         ]
 
     def _value(self, offset: int) -> bytes:
-        """What `fill` has put there: batches of the pool, again and again."""
+        """Return the value that `fill` stored at the offset: batches of the pool repeat."""
         batch, index = divmod(offset, BATCH_RECORDS)
         return self._work.values[batch % _POOL][index]
 

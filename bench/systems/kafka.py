@@ -295,7 +295,7 @@ class Kafka(System):
         self._admin.incremental_alter_configs([resource])[resource].result(_ANSWER_S)
 
     def _cleaned_to(self) -> int:
-        """The first offset that the cleaner has not cleaned, as it has written down."""
+        """Return the first offset that the cleaner has not cleaned, according to its checkpoint."""
         try:
             lines = (self._data / "cleaner-offset-checkpoint").read_text().splitlines()
         except FileNotFoundError:
@@ -393,7 +393,7 @@ class _SharedProducer:
         self._poller.start()
 
     def writer(self) -> Callable[[bytes], object]:
-        """A function for one thread that appends a record, and returns when it is acknowledged."""
+        """Return a function for one thread that appends a record, and returns when it is acknowledged."""
         produce, is_answered, errors = self._producer.produce, threading.Event(), list[str]()
 
         def answered(error: object, _message: object) -> None:

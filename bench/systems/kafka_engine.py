@@ -154,7 +154,7 @@ class KafkaEngine(System):
 
 
 def _encoded(values: Iterable[bytes], keys: Iterable[bytes | None]) -> bytes:
-    """Records as `KafkaEngine.java` reads them: the length of the key, the key, the length of the value, the value."""
+    """Return the records as `KafkaEngine.java` reads them: size of the key, the key, size of the value, the value."""
     parts: list[bytes] = []
     for key, value in zip(keys, values, strict=True):
         parts += (_NO_KEY,) if key is None else (struct.pack(">i", len(key)), key)
@@ -168,7 +168,7 @@ def _timed(answer: str) -> tuple[int, float, list[float]]:
 
 
 def _compiled() -> Path:
-    """The folder of the driver's class, compiled when its source is newer."""
+    """Return the folder of the driver's class, compiled if its source is newer."""
     jars = kafka_jars.fetch_jars()
     folder = cache_folder() / f"kafka-engine-{kafka_jars.KAFKA_VERSION}"
     compiled = folder / f"{_CLASS}.class"

@@ -106,7 +106,7 @@ def jars_folder(release: Release = ENGINE) -> Path:
 
 
 def fetch_jars(release: Release = ENGINE) -> str:
-    """The class path of Kafka; what is not in the cache is fetched, which takes a minute."""
+    """Return the class path of Kafka. Jars that are not in the cache are downloaded, which takes a minute."""
     folder = jars_folder(release)
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)

@@ -132,7 +132,7 @@ class Lmdb(System):
         self._shrink()
 
     def _superseded(self) -> list[bytes]:
-        """The keys (offsets) of all records that a later one has replaced."""
+        """Return the keys (offsets) of all records that a later one has replaced."""
         superseded: list[bytes] = []
         last: dict[bytes, bytes] = {}
         with self._environment.begin() as transaction, transaction.cursor() as cursor:
@@ -144,7 +144,7 @@ class Lmdb(System):
         return superseded
 
     def _shrink(self) -> None:
-        """A data file never gets smaller: only a copy without its free pages does."""
+        """Replace the data file by a copy without its free pages: the file itself never gets smaller."""
         copy = self.folder / "compacted"
         shutil.rmtree(copy, ignore_errors=True)
         copy.mkdir()

@@ -247,7 +247,7 @@ def _own_folder() -> Path:
 
 
 def _program() -> str | None:
-    """The server that was put into the cache, or else the one on PATH."""
+    """Return the server in the cache, or else the one on PATH."""
     own = _own_folder() / "nats-server"
     return str(own) if own.exists() else shutil.which("nats-server")
 

@@ -119,7 +119,7 @@ class RocksDB(System):
 
 
 def _options() -> Options:
-    """What is commonly advised to begin with: dynamic levels, several background jobs, larger blocks."""
+    """Return common first options: dynamic levels, several background jobs, larger blocks."""
     options = Options(raw_mode=True)
     options.create_if_missing(True)
     options.set_compression_type(DBCompressionType.lz4())

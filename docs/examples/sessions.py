@@ -55,13 +55,13 @@ class Sessions(StatefulProcessor):
         self._clicks = handle.getListState("clicks", "at_ms LONG, page STRING")
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
-        """New clicks of a user, in whatever order they were read. They may begin, extend or join sessions."""
+        """Add new clicks of a user, read in any order. They may begin, extend or join sessions."""
         self._clicks.appendList([(row.at_ms, row.page) for row in rows])
         self._wake_at_the_end_of(self._open_sessions()[0])
         return iter(())
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
-        """The watermark has passed the end of a session, unless the user has clicked since."""
+        """Return the sessions that ended before the watermark; a later click may have extended one."""
         now_ms = timerValues.getCurrentWatermarkInMs()
         sessions = self._open_sessions()
         over = [one for one in sessions if one[-1][0] + self._gap_ms <= now_ms]
@@ -75,7 +75,7 @@ class Sessions(StatefulProcessor):
             yield Row(user=key[0], started_ms=one[0][0], ended_ms=one[-1][0], clicks=len(one), pages=pages)
 
     def _open_sessions(self) -> list[list[Click]]:
-        """The user's clicks by time, cut wherever there was silence for the gap."""
+        """Return the user's clicks by time, split at each pause of at least the gap."""
         sessions: list[list[Click]] = []
         for at_ms, page in sorted(self._clicks.get()):
             if not sessions or at_ms - sessions[-1][-1][0] >= self._gap_ms:
@@ -125,7 +125,7 @@ def run(
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description="Clicks to sessions.")
     parser.add_argument("store", help="the folder of a store that has a topic 'clicks'")
     parser.add_argument("--checkpoint", required=True, help="a folder for how far it came, and the open sessions")

@@ -100,7 +100,7 @@ class Workload:
     ("fault", "policy"), [*product(FAULTS, ("always", "never")), ("EIO", "4records"), ("death", "4records")]
 )
 def test_a_failure_at_any_call_breaks_no_promise(fault: str, policy: str) -> None:
-    """The same process, the next one, and one after a power cut find everything that was promised."""
+    """Everything that was promised is found by this process, by the next one, and after a power cut."""
     methods = _calls_of(policy)
     assert len(methods) > 150
     assert {"pwritev", "fdatasync", "fsync", "ftruncate", "open", "flock", "fstat"} <= set(methods)

@@ -78,7 +78,7 @@ class Shelf:
         return now
 
     def owner_epoch(self) -> int:
-        """Return the epoch of the owner in the manifest, or 0 if there is no manifest."""
+        """Return the epoch of the owner in the manifest, or 0."""
         found = self.objects.get(MANIFEST_KEY)
         return 0 if found is None else decode_manifest(found[0]).owner.epoch
 

@@ -54,7 +54,7 @@ class S3Server(NamedTuple):
 
     @property
     def environment(self) -> dict[str, str]:
-        """The same options as environment variables."""
+        """Return the options as environment variables."""
         return {
             "AWS_ENDPOINT_URL": self.endpoint, "AWS_REGION": REGION, "AWS_ACCESS_KEY_ID": KEY_ID,
             "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_ALLOW_HTTP": "true",

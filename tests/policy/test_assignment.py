@@ -93,7 +93,7 @@ def test_joining_moves_only_what_it_must_and_leaving_only_the_leavers(names: lis
 def test_sticky_is_as_balanced_as_subscriptions_allow(
     members: dict[str, set[str]], counts: dict[str, int], data: st.DataObject
 ) -> None:
-    """Of all possible assignments, none is more even."""
+    """All possible assignments are tried, and none is more even."""
     previous = data.draw(st.dictionaries(st.sampled_from(list(members)), _ANY_PARTITIONS))
     found = assign("sticky", members, counts, previous)
     choices = [
