@@ -13,6 +13,8 @@ import socket
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+import xxhash
+
 from segmentlog.errors import ReadOnlyStore, SegmentlogError
 from segmentlog.format.file_names import SERVER_FILE
 from segmentlog.format.server_file import ServerFile, ServerNode, decode_server_file, encode_server_file
@@ -26,6 +28,8 @@ from segmentlog.storage.interrupt_safe import EXCLUSIVE, NON_BLOCKING
 logger = logging.getLogger("segmentlog.server")
 
 DEFAULT_PORT: Final = 9092
+_NODES_MAX: Final = 64
+"""As many workers as a server can have."""
 
 
 _UNWRITABLE: Final = frozenset((errno.EACCES, errno.EPERM, errno.EROFS))
@@ -86,12 +90,16 @@ def _holder_of(fs: FileSystem, fd: int) -> str:
 
 
 def worker_nodes(
-    host: str, sockets: Sequence[socket.socket], advertised: tuple[str, int] | None
+    host: str, sockets: Sequence[socket.socket], advertised: tuple[str, int] | None, *, is_one_of_several: bool = False
 ) -> tuple[list[WorkerNode], str]:
     """Return (the workers with the addresses that clients use, the bootstrap address).
 
     All workers share the first socket. If there are several workers, each also has a socket of its own, on one of
     the ports after the first.
+
+    Node ids are the numbers of the workers, from 1 on. With ``is_one_of_several``, other machines serve the same store
+    at other times. Node ids then follow from the bootstrap address: two machines must not have the same id. If they
+    have, librdkafka keeps its connection to the former coordinator of a group, and never finds the new one.
     """
     ports = [sock.getsockname()[1] for sock in sockets]
     name = host
@@ -100,8 +108,14 @@ def worker_nodes(
     if advertised is not None:
         name, ports = advertised[0], [advertised[1] + index for index in range(len(sockets))]
     own = ports[1:] or ports
-    nodes = [WorkerNode(index + 1, name, port) for index, port in enumerate(own)]
-    return nodes, f"[{name}]:{ports[0]}" if ":" in name else f"{name}:{ports[0]}"
+    bootstrap = f"[{name}]:{ports[0]}" if ":" in name else f"{name}:{ports[0]}"
+    before_first = _machine_number(bootstrap) * _NODES_MAX if is_one_of_several else 0
+    return [WorkerNode(before_first + index, name, port) for index, port in enumerate(own, 1)], bootstrap
+
+
+def _machine_number(address: str) -> int:
+    """Return a number from 1 to 2**23 - 1. All node ids stay below 2**30: Java's clients use 2**31 - 1 - id, too."""
+    return 1 + xxhash.xxh3_64_intdigest(address.encode()) % (2**23 - 1)
 
 
 def warn_uncovered_names(cert_path: str | None, nodes: Iterable[WorkerNode]) -> None:

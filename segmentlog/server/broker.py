@@ -102,7 +102,7 @@ class Broker:
             with self._mutex:
                 self._groups = self._groups or GroupCoordinator(
                     self.store, self.clock, self.settings.groups,
-                    worker=self.cluster.own_id, is_coordinator_of=self.cluster.is_coordinator,
+                    worker=self.cluster.own_number, is_coordinator_of=self.cluster.is_coordinator,
                 )  # fmt: skip
         return self._groups
 

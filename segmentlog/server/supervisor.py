@@ -200,7 +200,9 @@ class Supervisor:
             if plan.workers > 1:
                 for number in range(1, plan.workers + 1):
                     self._sockets.append(listen(plan.host, plan.port + number if plan.port else 0))
-            self.nodes, self.bootstrap_servers = worker_nodes(plan.host, self._sockets, advertised)
+            self.nodes, self.bootstrap_servers = worker_nodes(
+                plan.host, self._sockets, advertised, is_one_of_several=plan.standby is not None
+            )
             warn_uncovered_names(security.tls_cert, self.nodes)
             self._lock.write_addresses(self.bootstrap_servers, self.nodes)
             if sidecar is not None:

@@ -54,6 +54,11 @@ class WorkerCluster:
         """The worker of this process."""
         return next(node for node in self.nodes if node.node_id == self.own_id)
 
+    @property
+    def own_number(self) -> int:
+        """Number of the worker of this process, from 1 on; 0 in a worker of a standby."""
+        return 0 if self.is_standby else 1 + self.nodes.index(self.own)
+
     def leader_of(self, topic_id: str, partition: int) -> WorkerNode:
         """Return the worker that serves a partition; the partitions of a topic are spread evenly."""
         if self._is_single:

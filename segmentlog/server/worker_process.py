@@ -20,7 +20,7 @@ def run(
     with segmentlog.open(plan.path, ship=plan.ship, ship_interval_ms=plan.ship_interval_ms) as store:
         if plan.ship is not None and plan.standby is not None:
             store.shipping.set_heartbeat(plan.standby.settings.heartbeat_ms)
-        cluster = WorkerCluster(cluster_id_of(store.store_id), nodes, number)
+        cluster = WorkerCluster(cluster_id_of(store.store_id), nodes, nodes[number - 1].node_id)
         worker = KafkaWorker(store, sockets, cluster, plan.settings, plan.security, plan.host)
 
         def status() -> dict[str, object]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
+import socket
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,8 +17,10 @@ from waiting import PATIENCE_S
 
 from segmentlog.cli.serve_command import _start_message
 from segmentlog.errors import ShippingRefused
+from segmentlog.format.server_file import ServerNode, fault_of_nodes
 from segmentlog.objects.ownership.binding import Binding
 from segmentlog.server import standby_process
+from segmentlog.server.addresses import worker_nodes
 from segmentlog.server.standby_process import run_standby
 from segmentlog.server.supervisor import ServerPlan, StandbyPlan, Supervisor
 from segmentlog.server.worker_lifecycle import StopSignal
@@ -101,3 +105,19 @@ def test_a_silent_object_store_stops_no_heartbeat(
             process.join()
             for fd in (status_write, stop._read_fd, stop._write_fd):
                 os.close(fd)
+
+
+def test_machines_have_node_ids_of_their_own() -> None:
+    """Of several machines, each has its own node ids, the same after every start. librdkafka takes the same id for the
+    same machine, and kept asking a former owner that answers as a standby who coordinates its group."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(65)]
+        names = ("m1", "m2", "m3")
+        found = [worker_nodes("", sockets, (name, 9092), is_one_of_several=True)[0] for name in names]
+        again = [worker_nodes("", sockets, (name, 9092), is_one_of_several=True)[0] for name in names]
+        alone = worker_nodes("", sockets, ("m1", 9092))[0]
+    assert found == again
+    assert len({node.node_id for nodes in found for node in nodes}) == 3 * 64
+    assert not fault_of_nodes(tuple(ServerNode(*node) for nodes in found for node in nodes))
+    assert all(node.node_id < 2**30 for nodes in found for node in nodes)
+    assert [node.node_id for node in alone] == list(range(1, 65))
