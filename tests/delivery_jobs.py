@@ -244,7 +244,7 @@ class LibraryProcess(Process):
         final = settled(self.store, places)
         while any(len(final[source, at].committed) > len(final[target, at].committed) for at in range(places[target])):
             if time.monotonic() - started_s > self.order["patience_s"]:
-                break  # the checker reports what is missing
+                break  # the checker reports the missing records
             for topic, number in final:
                 self.store.topic(topic).partition(number).flush()
             with self.member(source) as consumer, self.pipeline_producer() as producer:

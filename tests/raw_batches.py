@@ -135,7 +135,7 @@ def _broken_crc(now_ms: int, **options: int) -> bytes:
 
 @cache
 def _zeros_in_gzip() -> bytes:
-    """Return zeros as one gzip member. Members of a mebibyte each would be quicker to make."""
+    """Return many zeros in one gzip member; members of a mebibyte each would be quicker to make."""
     packer = zlib.compressobj(1, zlib.DEFLATED, 31)
     return b"".join(packer.compress(bytes(1 << 20)) for _ in range(_MANY >> 20)) + packer.flush()
 

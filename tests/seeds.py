@@ -31,7 +31,8 @@ FOUND: Final[dict[str, tuple[int, ...]]] = {
     "compaction cuts": (
         325485466,  # a truncation removed the copy of a pass, which then noted its range as clean
         1003913150,  # segments were rewritten in the middle of a pass, which reported damage
-        1065547676,  # the trial's fault: a truncation met a copy before its swap, and shown records disappeared
+        # A fault of the trial: a truncation met a copy before its swap, and records that were shown disappeared.
+        1065547676,
     ),
     "delivery power cuts": (
         500007,  # a commit's marker was written by a process that died, reported as returned by another one, and lost

@@ -84,7 +84,7 @@ def test_embedded_peers(tmp_path: Path) -> None:
         "open after kill -9", "compaction",
     }  # fmt: skip
     assert all(row.figure > 0 for row in rows)
-    # Each is there, or it is said why not.
+    # Each system has a row, or a reason why it has none.
     absent = _settings(tmp_path).absent
     assert not [one for one in absent if "failed" in one.reason], absent
     assert {one.system for one in absent} <= {"plain file", "persist-queue", REDIS}

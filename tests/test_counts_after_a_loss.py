@@ -68,7 +68,7 @@ def test_lag_with_ends_that_the_caller_knows(store: LogStore) -> None:
 
 
 def test_counts_and_lags_on_the_command_line(store: LogStore) -> None:
-    """`topics`, `groups list` and `groups describe`."""
+    """`topics`, `groups list` and `groups describe` count no lost offsets."""
 
     def rows(*args: str) -> list[dict[str, object]]:
         return [json.loads(line) for line in finish(Path(store.path), *args, "--json").stdout.splitlines()]
@@ -98,7 +98,7 @@ def test_counts_and_lags_of_the_console(store: LogStore) -> None:
             page = client.get(f"/ui{path}")
             assert page.status_code == 200, path
             if path.startswith("/groups"):
-                # Nothing but the positions and ends themselves, and those only on the page of the group.
+                # Large numbers are offsets and ends only, and only the group's page shows them.
                 ends = {f"{one.log_end_offset:,}" for one in store.topic("words").partitions()}
                 assert set(re.findall(r"\d,\d{3},\d{3}", page.text)) <= (ends if "group=" in path else set()), path
         assert re.search(rf'\b{RECORDS} <span class="unit">offsets<', topics)

@@ -44,7 +44,7 @@ def found(events: list[Event], store: dict[Place, Final]) -> set[str]:
 
 
 def test_what_keeps_every_promise_passes() -> None:
-    """A correct history of a correct store."""
+    """A correct history of a correct store has no findings."""
     assert found(EVENTS, STORE) == set()
 
 
@@ -102,7 +102,7 @@ def test_a_corrupted_history_is_caught(kind: str, event: Event) -> None:
     [(None, [[7, "7"]]), (None, [[-1, "7"]]), ("offset", [[6, "7"]]), ("lost", [[-1, "8"]]), ("lost", [[8, "8"]])],
 )
 def test_what_a_producer_is_told_is_held_against_the_log(kind: str | None, acked: list[Any]) -> None:
-    """That it is there, and where."""
+    """An acknowledged record must exist, and be at the offset that its producer got, if it got one."""
     events: list[Event] = [*EVENTS, ["send", "p", "", "b", 0, ["7", "8"]], ["acked", "p", "b", 0, acked]]
     store = {A: STORE[A], B: final({0: "4", 4: "6", 6: "9", 7: "7"}, {2: "5"})}
     assert found([*events, ["send", "z", "", "b", 0, ["9"]]], store) == ({kind} if kind else set())

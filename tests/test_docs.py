@@ -31,7 +31,7 @@ of_each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.
 
 @of_each_page
 def test_the_tests_that_a_page_names_are_there(page: Path) -> None:
-    """Files and folders by path, functions by name."""
+    """Files and folders are named by path, and functions by name."""
     text = page.read_text()
     for path in set(re.findall(r"`(tests/[\w/.]*)`", text)):
         assert (ROOT / path).exists(), path

@@ -93,7 +93,7 @@ def test_no_room_is_told_as_that_and_passes(store: LogStore, disk: FullDisk, wha
         WORK[what](store)
     except SegmentlogError as error:
         told = error
-    # That, or what it led to.
+    # The error is a full disk, or was caused by one.
     assert told is None or isinstance(told, DiskFull) or isinstance(told.__cause__, DiskFull), repr(told)
     assert "for 0 more bytes" not in str(told)
     disk.is_full = False

@@ -153,7 +153,7 @@ def test_a_hung_producer_is_timed_out(store: LogStore, clock: FakeClock) -> None
 
 
 def test_a_dead_producer_is_aborted_at_once(store: LogStore) -> None:
-    """Better than Kafka's, which waits for the timeout."""
+    """A dead producer's transaction is aborted at once; Kafka waits for the timeout."""
 
     def die() -> None:
         producer = store.producer(name="dies", linger_ms=0)

@@ -164,7 +164,7 @@ def test_a_recovery_by_another_process_drops_what_was_not_whole(tmp_path: Path) 
     def place_and_lose(*args: Any, **options: Any) -> Any:
         placed = place(*args, **options)
         path = next(tmp_path.glob("*.log"))
-        with open(path, "r+b") as file:  # what the failed writeback left of it
+        with open(path, "r+b") as file:  # damages the record as the failed writeback may have
             data = path.read_bytes()
             file.seek(data.rindex(b"gone"))
             file.write(b"????")

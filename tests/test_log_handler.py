@@ -94,7 +94,7 @@ def test_what_json_has_not_is_a_text(tmp_path: Path, logger: logging.Logger) -> 
     with segmentlog.open(tmp_path / "s") as store:
         handler = LogHandler(store)
         for extra in (odd, *({name: value} for name, value in odd.items())):
-            # By itself: what tests are run by cannot write all of it.
+            # Called directly: pytest's own handler cannot write all of these.
             handler.handle(
                 logger.makeRecord("app.web", logging.INFO, __file__, 1, "odd %s", ("\ud800",), None, extra=extra)
             )
@@ -323,8 +323,10 @@ def test_what_is_not_shipped_is_appended_once(
 def test_what_cannot_be_synced_is_appended_once(
     tmp_path: Path, logger: logging.Logger, capsys: pytest.CaptureFixture[str], error: int
 ) -> None:
-    """This process is kept from a file, whichever of an append and of its fsync: nothing is there twice, and
-    flushed it is only when it is on the disk."""
+    """The process may not open a file, whichever file of an append or fsync it is: no record is appended twice.
+
+    The handler counts as flushed only once its records are on disk.
+    """
     unsynced, most = 0, 9
     for call in range(1, most + 1):
         fs = FaultyFileSystem()
@@ -336,7 +338,7 @@ def test_what_cannot_be_synced_is_appended_once(
             logger.info("before")
             assert handler.flush_within(10)
             log = store.topic("logs").partition(0)
-            log.handle.close_files()  # as those of a partition that was idle
+            log.handle.close_files()  # as for an idle partition
             before = len(fs.calls)
             fs.fail("open", error, call=call, times=2)
             logger.info("once")
@@ -480,7 +482,7 @@ def test_errors_of_a_record_are_logging_s_own(
     with segmentlog.open(tmp_path / "s") as store:
         logger.addHandler(handler := LogHandler(store, key=key))
         for text, arguments in (("%d", ("x",)), ("no arguments", ()), ("%s", ("fine",))):
-            # By itself: that of pytest raises.
+            # Called directly: pytest's own handler raises.
             handler.handle(logger.makeRecord("app.web", logging.INFO, __file__, 1, text, arguments, None))
         handler.flush()
         assert [row["message"] for row in _rows(store)] == ["fine"]

@@ -200,7 +200,7 @@ def test_pages_name_files_and_modules_that_exist() -> None:
     complaints: list[str] = []
     for page in pages():
         names = set(re.findall(r"(?<![\w./:~-])(?:[\w-]+/)+[\w-]+\.py\b", page.read_text()))
-        if page.parent.name != "ecosystem":  # those name settings of a cluster that is called segmentlog
+        if page.parent.name != "ecosystem":  # those pages name settings of a cluster called segmentlog
             names |= set(re.findall(r"(?<![\w./@-])segmentlog(?:\.[A-Za-z_]\w*)+", page.read_text()))
         complaints += dead(sorted(names), page)
     assert not complaints, "\n".join(complaints)

@@ -154,7 +154,7 @@ def read_only_mount(folder: Path, tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["mount", "-o", "remount,ro,bind", mount], check=True)
         yield mount
     finally:
-        subprocess.run(["umount", "--lazy", mount], check=True)  # what is mapped may outlive the test
+        subprocess.run(["umount", "--lazy", mount], check=True)  # lazily, because mapped files may outlive the test
 
 
 @pytest.mark.root
@@ -174,7 +174,7 @@ def test_a_store_on_a_read_only_file_system_opens_read_only(
 
 
 class NetworkDisk(FileSystem):
-    """As if the store lay on a network file system."""
+    """Reports that the store is on a network file system."""
 
     def kind_of_mount(self, path: str) -> str:
         return "nfs4"

@@ -75,7 +75,7 @@ def test_a_failure_names_its_seed(tmp_path: Path) -> None:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("SEGMENTLOG", "PYTEST"))}
         done = subprocess.run(
             [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-rP", "--rootdir", str(tmp_path), "-c",
-             # Or it would clear away what runs before it left in the folder that all share, which takes minutes.
+             # In the shared folder it would first delete the files of earlier runs, which takes minutes.
              os.devnull, "--basetemp", str(tmp_path / "temporary"), "-o", f"pythonpath={ROOT / 'tests'}",
              *options, str(tmp_path)],
             capture_output=True, text=True, check=False, cwd=tmp_path,

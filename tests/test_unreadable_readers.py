@@ -332,7 +332,7 @@ def test_consume(store: LogStore, capfd: pytest.CaptureFixture[str], kind: str) 
 def test_other_commands(
     store: LogStore, capfd: pytest.CaptureFixture[str], kind: str, arguments: tuple[str, ...]
 ) -> None:
-    """Name it, and exit with 4."""
+    """Each command names the batch, and exits with 4."""
     append_around(store.open_partition("t", 0), kind)
     assert command(Path(store.path), *arguments) == 4
     assert "Continue at offset 4" in capfd.readouterr().err

@@ -181,7 +181,7 @@ def test_every_kind_of_record(place: Place, way: str) -> None:
 @example(sent=[Sent(0, -1, None, b"only one without a timestamp", ())])
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_record(place: Place, way: str, sent: list[Sent]) -> None:
-    """Records of any such kind, alone and together."""
+    """Any record that the way can carry comes back, alone and among others."""
     check(place, way, sent)
 
 
@@ -191,7 +191,7 @@ def test_shipped_and_restored(tmp_path: Path) -> None:
     with LogStore(tmp_path / "store", background=False) as store:
         fill(store, "t", sent)
         for log in store.topic("t").partitions():
-            log.flush()  # what is on disk is shipped
+            log.flush()  # only durable records are shipped
         bucket = Memory()
         shipper = Shipper(store._topics, bucket, parallel=0)
         shipper.ship()

@@ -39,10 +39,10 @@ pytestmark = [pytest.mark.long, pytest.mark.xdist_group("wheel")]
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build the source distribution and the wheel, and return their folder."""
     folder = tmp_path_factory.mktemp("wheel")
-    # Building writes beside the sources, and takes what an earlier one has left there: so it is done in a copy.
+    # A build writes beside the sources and uses files that an earlier build left there, so it is done in a copy.
     without = shutil.ignore_patterns(".*", "__pycache__", "build", "*.so", "*.egg-info", "tests", "bench")
     shutil.copytree(ROOT, folder / "source", ignore=without)
-    # Without isolation: setuptools and Cython are here already, and there need be no network.
+    # Without isolation: setuptools and Cython are installed already, and no network is needed.
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", folder / "dist", folder / "source"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

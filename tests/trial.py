@@ -234,7 +234,7 @@ class Trial:
         self._expect_bound(fresh, history, where)
         self._expect_order(contents, where)
         end_offset = log.log_end_offset
-        # A writer continues: no record ever had an offset that the writer gets.
+        # A writer continues at an offset that no record ever had.
         values = [b"after:%06d" % self.states, b"x" * 200]
         base_offset = log.append(values, ack="durable")
         history.acknowledged(base_offset, values, durable=True)

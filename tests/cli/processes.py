@@ -107,7 +107,7 @@ def on_terminal(store: Path, *arguments: str, streams: str, columns: int = 80, *
         with started(store, *arguments, env=environ, **options) as process:
             os.close(theirs)
             shown = b""
-            # Linux answers EIO once the last one who had the other end is gone.
+            # Linux answers EIO as soon as nobody holds the other end open.
             with contextlib.suppress(OSError):
                 while block := os.read(ours, 1 << 16):
                     shown += block

@@ -249,7 +249,7 @@ def test_what_cannot_be_done_is_status_1(call: Run, here: Path, command: str, to
     before = (here / "binary").read_bytes()
     status, err = call(*command.split())
     assert status == 1, err
-    errors = [line for line in err.splitlines() if not line[:1].isdigit()]  # but for a summary
+    errors = [line for line in err.splitlines() if not line[:1].isdigit()]  # without the lines of a summary
     check_told("\n".join(errors), 1, told)
     assert len(errors) == 1, err
     assert values("store") == LINES

@@ -152,7 +152,7 @@ def test_json_values_are_json(call: Run, command: str) -> None:
 
 
 def test_tail_shows_keys(call: Run) -> None:
-    """A tab after the key; null as nothing."""
+    """A tab separates key and value, and a null is printed as nothing."""
     assert call("tail", "--keys", "odd")[1] == ["a\ttext", "\t\udcff", "\t", 'b\t{"a":', " 1.50}", "c\t17"]
     assert call("tail", "--keys", "--json", "odd")[0] == 2
 
@@ -201,7 +201,7 @@ def test_the_store_is_named_before_or_after_the_command(
     monkeypatch.setenv("SEGMENTLOG_DIR", str(tmp_path / "nowhere"))
     for given in ([*words, "--dir", str(store)], [words[0], f"--dir={store}", *words[1:]]):
         assert run(cli, given) == 0
-        call("--version")  # and forget what was printed
+        call("--version")  # takes what `run` printed out of the captured output
     assert call("--dir", tmp_path / "nowhere", *words, "--dir", store)[:2] == expected
     assert call(*words, "--version")[1] == [f"segmentlog, version {segmentlog.__version__} ({CORE_NAME})"]
     assert "Usage:" in call(*words, "-h")[1][0]

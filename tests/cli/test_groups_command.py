@@ -504,7 +504,7 @@ def test_a_reset_reaches_partitions_without_a_position(call: Run, store: Path, g
     assert "no committed offset in other/0" in err
     assert call("groups", "reset", group, "--topic", "other", "--to-latest")[0] == 0
     assert committed(store) == {"t/0": 8, "t/1": 0, "other/0": 2}
-    shutil.rmtree(store / "other")  # by hand: `delete` takes the positions along
+    shutil.rmtree(store / "other")  # by hand, since `delete` removes the committed offsets too
     status, out, err = call("groups", "reset", group, "--to-earliest", "--json")
     assert (status, len(documents(out))) == (0, 2)
     assert "other" not in err

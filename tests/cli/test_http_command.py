@@ -124,9 +124,9 @@ def test_a_forked_child_does_not_keep_the_port(tmp_path: Path) -> None:
         if not pid:
             os.close(write_fd)
             os.write(told_fd, b"!")
-            os.read(read_fd, 1)  # until the parent has looked
+            os.read(read_fd, 1)  # lives until the parent has checked
             os._exit(0)
-        os.read(born_fd, 1)  # until then it has not had the time to close what it inherited
+        os.read(born_fd, 1)  # the child has had time to close what it inherited
         for fd in (read_fd, born_fd, told_fd):
             os.close(fd)
         try:

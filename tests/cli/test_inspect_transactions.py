@@ -464,7 +464,7 @@ def test_a_control_batch_of_another_kind_is_noted(tmp_path: Path) -> None:
 
 
 def test_a_last_stable_offset_that_is_wrong(tmp_path: Path) -> None:
-    """Too high, readers of committed records are shown what is not decided; too low, they wait in vain."""
+    """If it is too high, undecided records count as committed; if it is too low, readers wait forever."""
     log = sample(tmp_path)
     page = log.handle.page
     state = page.log.read()
@@ -566,7 +566,7 @@ def test_a_segment_that_was_repaired_has_no_stale_txnindex(tmp_path: Path) -> No
     repaired(tmp_path)
     new_size, kept = decode_aborted(path.read_bytes())
     assert new_size == log_path.stat().st_size == size - size_bytes
-    assert kept == aborted  # only this file knows now
+    assert kept == aborted  # the log file no longer holds them
     empty = next(one for one in tmp_path.glob("*" + ABORTED_SUFFIX) if not decode_aborted(one.read_bytes())[1])
     flip(empty.with_suffix(".log"), 40)
     repaired(tmp_path)

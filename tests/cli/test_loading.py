@@ -16,7 +16,7 @@ import segmentlog
 POINTS = int(os.environ.get("SEGMENTLOG_LOADING_POINTS", "6"))
 """The signal comes at this many imports of each command, evenly spread, and at the first and last ones."""
 
-# Raises the signal when the n-th module is looked for, of those that our program asks for.
+# Raises the signal when Python looks for the n-th of our program's imports.
 DRIVER = """
 import runpy, signal, sys
 number, at = int(sys.argv[1]), int(sys.argv[2])

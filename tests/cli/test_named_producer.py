@@ -85,7 +85,7 @@ def test_killed_at_any_moment_and_run_again(store: Path, tmp_path: Path, argumen
     for target in sorted(chance.sample(range(1, LINES), rounds)):
         with started(store, *command, env=unmeasured()) as process:
             if kills % 4 == 3:
-                time.sleep(chance.uniform(0.05, 0.5))  # while it starts, registers, or passes over what is there
+                time.sleep(chance.uniform(0.05, 0.5))  # while it starts, registers, or skips the lines sent before
             else:
                 wait_until(partial(has_sent, store, target, process))
             process.kill()

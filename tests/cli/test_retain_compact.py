@@ -205,7 +205,7 @@ def test_compact_keeps_to_a_rate(call: Run, store: Path) -> None:
     size = sum(path.stat().st_size for path in (store / "users" / "0").glob("*.log"))
     started_at = time.monotonic()
     assert call("compact", "--max-rate", str(size), "users/0")[0] == 0
-    # It reads what there is at least once, and gives what stays to the copy.
+    # The pass reads the whole log at least once and writes what remains; the limit counts both.
     assert time.monotonic() - started_at > 0.7
 
 
@@ -214,7 +214,7 @@ def test_compact_stats(call: Run) -> None:
     status, lines, _ = call("compact", "--stats", "--prefix-length", "6", "-n", "3")
     assert status == 0
     assert lines[0].startswith("users: what a pass would remove")
-    # user:1 stands for user:1 and user:10 to user:19
+    # the prefix user:1 covers user:1 and user:10 to user:19
     assert lines[2].split()[:5] == ["user:1", "880", "22", "0", "858"]
     assert [line.split()[0] for line in lines[2:]] == ["user:1", "user:2", "user:3", "all"]
     assert lines[-1].split()[:9] == ["all", "(and", "7", "more", "prefixes)", "4000", "100", "0", "3900"]

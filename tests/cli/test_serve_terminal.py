@@ -113,7 +113,7 @@ def test_a_narrow_terminal_shows_what_fits(tmp_path: Path) -> None:
 def test_who_cannot_erase_gets_no_status(
     tmp_path: Path, arguments: tuple[str, ...], environment: dict[str, str]
 ) -> None:
-    """Programs, and terminals that can do nothing."""
+    """JSON lines and a dumb terminal get no status line, because it could not be erased."""
     with on_terminal(tmp_path / "store", "--workers", "1", *arguments, **environment) as terminal:
         terminal.until("listening on")
         time.sleep(1.5)

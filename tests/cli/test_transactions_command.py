@@ -119,7 +119,7 @@ def test_a_name_that_is_not_there_is_told(store: Path) -> None:
 
 
 def test_a_store_without_transactions(store: Path) -> None:
-    """Lists nothing, and is left as it is."""
+    """`list` prints nothing, `abort` fails, and both leave the store unchanged."""
     before = sorted(path.name for path in store.iterdir())
     done = finish(store, "transactions", "list")
     assert (done.returncode, done.stdout) == (0, b"")

@@ -121,7 +121,7 @@ def test_a_password_is_in_no_process_list_and_on_no_screen(tmp_path: Path) -> No
     """Asked for twice on a terminal, and not echoed."""
     ours, theirs = pty.openpty()
 
-    def take_the_terminal() -> None:  # click asks /dev/tty, which is that of the session
+    def take_the_terminal() -> None:  # click asks on /dev/tty, the session's controlling terminal
         os.close(os.open(os.ttyname(theirs), os.O_RDWR))
 
     arguments = ("users", "add", "ann", "--iterations", "4096")

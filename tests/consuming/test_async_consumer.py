@@ -211,7 +211,7 @@ def test_a_follower_waits_in_the_loop(store: LogStore, monkeypatch: pytest.Monke
 
 
 def test_a_timeout_around_an_iteration(store: LogStore) -> None:
-    """Ends the waiting, and not the consumer."""
+    """The timeout ends the waiting, and not the consumer."""
 
     async def read() -> None:
         async with store.aconsumer("t", start="latest", follow=True) as consumer:

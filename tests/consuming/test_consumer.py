@@ -97,7 +97,7 @@ def test_batches_are_the_fast_path_to_the_same_records(store: LogStore) -> None:
     ],
 )
 def test_reading_begins_where_it_is_asked_to(store: LogStore, start: Start, numbers: range) -> None:
-    """At an end of the log, an offset, or the first record at or after a time."""
+    """Reading begins at an end of the log, an offset, or the first record at or after a time."""
     assert _values(store.consumer(("a", 0), start=start)) == _numbered(b"a0", *numbers)
 
 

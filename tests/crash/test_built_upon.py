@@ -28,7 +28,7 @@ from segmentlog.transactions.server_transactions import ProducerIdAndEpoch, Wron
 PATH = "/simulated/store"
 VARIANTS = 25
 EVERY = int(os.environ.get("SEGMENTLOG_FAULTS_EVERY", "4"))
-# A process that is dead closes nothing of what is dropped.
+# Objects of a process that is dead are dropped without being closed.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 Work = Callable[[LogStore], object]
 

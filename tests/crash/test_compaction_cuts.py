@@ -162,7 +162,7 @@ def _go_on(life: Life, log: Partition, before: dict[int, Said], wanted: set[int]
         log.abandon()
         log = life.opened(next(life.disk.point().crashes(random.Random(1), 1)))
         log.compact()
-    active = log.segments()[-1].base_offset  # what was active before a power cut is so no more
+    active = log.segments()[-1].base_offset  # the segment that was active before the power cut is sealed now
     last = {one.offset for one in compacted(_kept(shown), active, 1)}
     left = records_of(log).keys() & before.keys()
     assert {offset for offset in last if before[offset].value is not None} <= left <= last, "the next pass is not whole"

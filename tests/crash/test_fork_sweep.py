@@ -40,7 +40,7 @@ def test_a_child_uses_the_store_whatever_another_was_at(operation: str, kind: st
     path = folder / "store"
     prepare(path)
     with watched_locks():
-        for _ in range(2):  # the first one opens what the others find
+        for _ in range(2):  # the first run opens files that later runs find open
             counted, _ = try_point(path, operation, kind, 0)
         points = range(1, counted.points + 1)
         count = min(POINTS or (_MOST if kind == "instructions" else len(points)), len(points))

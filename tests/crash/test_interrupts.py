@@ -228,7 +228,7 @@ class World:
 
 def dropped_are_closed() -> bool:
     """Wait for the threads that close what the interrupt dropped; they hold its locks and descriptors by right."""
-    gc.collect()  # quick, since `peer` froze what was there
+    gc.collect()  # quick, because `peer` froze the older objects
     ends = time.monotonic() + 10 * SOON_S
     while closing.closing_stores:
         if time.monotonic() > ends:
@@ -492,7 +492,7 @@ def producer_life(world: World) -> Operation:
     """Return a named producer, opened and closed."""
 
     def live() -> None:
-        for close in world.closers:  # what was interrupted
+        for close in world.closers:  # closes what the interrupt left open
             close()
         producer = world.store.producer(name="named")
         world.closers.append(producer.close)
@@ -704,7 +704,7 @@ def test_interrupted_anywhere(
         is_heard = isinstance(outcome.error, kind) or kind in dropped
         problems = [] if is_heard else [f"it was not heard, and the operation ended with {outcome.error!r}"]
         dropped.clear()
-        outcome = outcome._replace(error=None)  # and with it the frames, and what they refer to
+        outcome = outcome._replace(error=None)  # drops its frames, and the objects that they refer to
         try:
             problems += world.problems()
             if not problems:
@@ -787,7 +787,7 @@ def test_signals_hammering_on_group_commit(tmp_path: Path, others: int) -> None:
         number = 0
         while not stop.is_set():
             number += 1
-            with contextlib.suppress(SegmentlogError):  # it waited for a leader who was interrupted
+            with contextlib.suppress(SegmentlogError):  # raised where it waited for a leader that was interrupted
                 append(b"%d/%d" % (name, number))
 
     def hammer(thread: int) -> None:

@@ -86,7 +86,7 @@ class TwoProcesses:
     def work(self, first: Partition | None, second: Partition) -> Partition:
         """Do every kind of work in one process; after each step, append and read in the other one."""
         for step in range(13):
-            for attempt in range(2):  # the second one meets no error any more
+            for attempt in range(2):  # the second attempt meets no error
                 number = self._number
                 try:
                     if first is None:

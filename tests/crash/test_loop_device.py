@@ -23,7 +23,7 @@ from segmentlog.errors import LogTruncated
 
 _EXT4_IOC_SHUTDOWN = 0x8004587D
 _NO_LOG_FLUSH = struct.pack("I", 2)
-# As after a disk was pulled: what the journal has not written is gone, too.
+# Shuts the file system down as if its disk were pulled: what the journal has not written is lost too.
 
 pytestmark = [
     pytest.mark.root,

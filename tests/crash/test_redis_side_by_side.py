@@ -92,7 +92,7 @@ def test_segmentlog_tells_what_is_gone_and_recycles_nothing(policy: str, ack: An
         else:
             assert values == [b"alpha", b"delta", b"epsilon", b"zeta"]
             assert set(log.lost_ranges()) >= set(outcome.reported_lost)
-            # A stood at 3. A reader that waits for the disk was never handed beta and gamma, and stands at 1.
+            # A's position was 3. With `durable_only` it never got beta and gamma, and its position was 1.
             assert len(outcome.reported_lost) == (0 if durable_only else 1)
             for base_offset, end_offset in outcome.reported_lost:
                 assert base_offset == 1
@@ -110,7 +110,7 @@ def test_segmentlog_tells_what_is_gone_and_recycles_nothing(policy: str, ack: An
 def test_segmentlog_at_random(policy: str, ack: Any, durable_only: bool, seed: int) -> None:
     """Any order of appends, syncs, reads and power cuts: no rule is broken, and readers get errors for losses."""
     rng = random.Random(seed)
-    for segment_records in (2, 100_000):  # power cuts meet rolls
+    for segment_records in (2, 100_000):  # small segments, so that power cuts happen during rolls
         settings = {"durable_only": durable_only, "segment_records": segment_records}
         with SegmentlogLog(policy, ack, **settings) as log:
             outcome = torment(log, rng, share(ROUNDS, "scenario"))
@@ -126,7 +126,7 @@ def test_segmentlog_at_random(policy: str, ack: Any, durable_only: bool, seed: i
 def test_redis_at_random(redis: None, policy: Fsync, seed: int) -> None:
     """On Redis, unsynced offsets are reused sooner or later, and synced ones are not."""
     rng = random.Random(seed)
-    for _ in range(10):  # until some append went unsynced, and another one came in its place
+    for _ in range(10):  # until an unsynced append is lost and another record gets its offset
         with RedisLog(policy) as log:
             outcome = torment(log, rng, max(share(ROUNDS, "scenario"), 5))
         if policy == "always" or outcome.reused_offsets:
@@ -161,7 +161,7 @@ with segmentlog.open(sys.argv[1]) as store:
 class KilledSegmentlogLog:
     """segmentlog in another process, which a crash ends by SIGKILL; reads are made by a new one's store here."""
 
-    acks_durably = True  # a process's death takes nothing that was acknowledged, whatever the policy
+    acks_durably = True  # under every policy, an acknowledged record survives the death of its process
     reads_durable = False
 
     def __init__(self, folder: Path, policy: str) -> None:
@@ -341,7 +341,7 @@ def test_what_was_not_synced_is_gone(tmp_path: Path) -> None:
     }
     assert list((folder / "sub").iterdir()) == []
     assert sorted(path.name for path in tmp_path.iterdir()) == ["disk"]
-    disk.power_cut()  # what was found is durable
+    disk.power_cut()  # keeps the files that were found: they are durable
     assert {path.name for path in folder.iterdir()} == {*found, "sub"}
     disk.close_held()
 

@@ -68,7 +68,7 @@ def test_killed_writers_lose_nothing_acknowledged(tmp_path: Path, ack: str, seed
     rounds = share(ROUNDS, "kills")
     path = tmp_path / "store"
     with segmentlog.open(path) as store:
-        # Small segments and a small index interval, so that kills meet rolls and index writes too.
+        # Small segments and a small index interval, so that kills also interrupt rolls and index writes.
         store.create_topic("t", segment_bytes=20_000, index_interval_bytes=512, fsync="never")
     reader = opened(segmentlog.open(path))
     partition = reader.topic("t").partition(0)
@@ -81,7 +81,7 @@ def test_killed_writers_lose_nothing_acknowledged(tmp_path: Path, ack: str, seed
             writers.append(Writer(path, f"w{started}", rng.randrange(1 << 30), ack))
             started += 1
         deadline = time.monotonic() + rng.uniform(0.05, 0.6)
-        # On a busy machine they hardly wrote, which proves nothing: the last round waits until they did.
+        # On a busy machine the writers may hardly have written; the last round waits until they have.
         patience = deadline + (60 if number == rounds - 1 else 0)
         position = max(seen, default=-1) + 1
         while (now := time.monotonic()) < deadline or (partition.log_end_offset <= 2 * rounds and now < patience):

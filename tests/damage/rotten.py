@@ -37,7 +37,7 @@ def _sample(first: int, size: int) -> list[int]:
 
 
 class AnotherBoot(NoSyncFileSystem):
-    """As after a restart of the machine: the state pages are not trusted, and the logs are recovered."""
+    """Acts as after a restart of the machine: the state pages are not trusted, and the logs are recovered."""
 
     def boot_id(self) -> str:
         return "00000000-1111-2222-3333-444444444444"

@@ -43,7 +43,7 @@ class Sample:
                     self.aborted.add(value)
             log.append([b"u%d" % number], producer=ProducerStamp(UNNAMED, 0, number))
             log.end_transaction(who, 0, committed=not is_aborted)
-        log.roll()  # of an active segment nothing repeats what its markers say
+        log.roll()  # only sealed segments have a file that repeats their markers
         self.committed = committed(log)
         self.sequences = sequences(log)
         self.end_offset = log.log_end_offset

@@ -234,7 +234,7 @@ def test_csv_holds_it_or_refuses_it(there: There, records: list[Any]) -> None:
 
 
 def test_a_large_value_survives_csv(there: There) -> None:
-    """Longer than the csv module takes by itself."""
+    """A value may be longer than the csv module accepts by default."""
     before, after, _, status, err = there.back([(0, b"k", b'x"\n' * 100_000, 5, [])], "csv")
     assert (status, after) == (0, before), err
 

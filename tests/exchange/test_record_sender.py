@@ -213,7 +213,7 @@ def test_a_record_without_a_key_is_named_by_its_place_in_the_input(store: LogSto
         sender = RecordSender(producer, "three", None, (), None, 1000)
         values_: list[bytes | None] = [b"%d" % number for number in range(8)]
         keys: list[bytes | None] = [KEYS[number] for number in (1, 1, 0, 1, 1, 1, 1, 1)]
-        keys[6] = None  # it goes to partition 0, too
+        keys[6] = None  # a record without a key also goes to partition 0
         if separate:  # the large record is sent alone: the ones before it are a list of their own
             values_[separate] = b"x" * 950
         sender.first = sender.number

@@ -30,7 +30,7 @@ NOW_MS = 1_700_000_000_000
 
 _LINES = [f"line {number} of a text that LZ4 can do something about" for number in range(40)]
 
-# Arguments of `encode_batch` and `placed_at`, without those that have their defaults.
+# Arguments of `encode_batch` and `placed_at`; those with default values are left out.
 BATCHES: dict[str, dict[str, Any]] = {
     "plain": {"values": ["hello", "", "world"]},
     "one_null_value": {"values": [None], "base_offset": 2**40, "epoch": 7},

@@ -128,7 +128,7 @@ def test_no_payload_is_smaller_than_the_ratio_says(codec: BatchCodec) -> None:
 
 
 def test_a_frame_that_claims_gigabytes_allocates_what_the_header_says() -> None:
-    """A Zstandard frame of little that is much."""
+    """A small Zstandard frame that claims gigabytes is decompressed into the size of the header."""
     bomb = bytes(cramjam.zstd.compress(bytes(64 << 20)))
     assert len(bomb) < 10_000
     with pytest.raises(ValueError, match="buffer"):

@@ -150,7 +150,7 @@ def test_a_newer_level_names_the_release_that_reads_it() -> None:
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"null", b"[" * 100_000, b"\xff" * 50, add_checksum(b"{" * 5000)])
 def test_what_is_no_document_is_refused(data: bytes) -> None:
-    """Empty, too deep, too large, not JSON."""
+    """A text that is empty, too deep, too large or not JSON is refused."""
     with pytest.raises(MalformedDocument, match=r"damaged|at most"):
         decode_document(data)
 
@@ -195,7 +195,7 @@ def documents(draw: st.DrawFn) -> ClusterDocument:
 
 @given(documents())
 def test_any_document_survives_the_round_trip(document: ClusterDocument) -> None:
-    """Equal, and the same bytes again."""
+    """Any decoded document equals the encoded one, and encodes to the same bytes."""
     data = encode_document(document)
     assert decode_document(data) == document
     assert encode_document(decode_document(data)) == data

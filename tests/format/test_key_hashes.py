@@ -54,7 +54,7 @@ def test_another_seed_gives_long_keys_other_identities() -> None:
 
 
 def test_a_hundred_thousand_long_keys_are_all_different() -> None:
-    """Keys that differ in a byte somewhere."""
+    """Keys that differ in a single byte have different hashes."""
     keys: list[bytes | None] = [b"a key of some length, number %d" % number for number in range(100_000)]
     found = identities_of(keys, 3)
     assert len(np.unique(np.stack([found.low, found.high], 1), axis=0)) == len(keys)

@@ -289,7 +289,7 @@ def test_other_threads_run_during_a_loop_over_many_records(name: str) -> None:
     thread = threading.Thread(target=take_turns)
     interval_s = sys.getswitchinterval()
     deadline_s = time.monotonic() + 30
-    # No thread is made to give the GIL up: it changes hands only where a thread waits.
+    # With so long an interval no thread has to give the GIL up: it changes hands only where a thread waits.
     sys.setswitchinterval(1e6)
     try:
         thread.start()

@@ -67,7 +67,7 @@ def test_stamps(producer_id: int, epoch: int, sequence: int, transactional: bool
     """The producer's numbers are in the header, the rest is as it was, and both checksums are right."""
     plain = batch_bytes([b"v" * 100] * 5, codec=(CODEC_NONE, CODEC_LZ4)[codec])
     batch = read_stored_batch(memoryview(plain), 0, "")
-    batch.set_producer(7, 7, 7, transactional=not transactional)  # what was tried before leaves nothing behind
+    batch.set_producer(7, 7, 7, transactional=not transactional)  # the second call must overwrite all of this
     batch.set_producer(producer_id, epoch, sequence, transactional=transactional)
     found, before = unpack_header(placed(batch, 0)), unpack_header(plain)
     assert (found["producer_id"], found["producer_epoch"], found["base_sequence"]) == (producer_id, epoch, sequence)

@@ -32,7 +32,7 @@ from segmentlog.format.wire_record_batch import WireRecordBatch
 from segmentlog.format.wire_records import MalformedRecord, decode_records, varint
 
 GOLDEN = bytes.fromhex(
-    "00000000000000000000"  # as aiokafka 0.14 made them of two records
+    "00000000000000000000"  # two records, encoded by aiokafka 0.14
     "0053ffffffff021bc3f3ef0000000000010000018bcfe568000000018bcfe56805ffffffffffffffffffffffffffff00000002"
     "2a000000046b310a68656c6c6f020a7472616365020716000a02010a776f726c6400"
 )
@@ -189,7 +189,7 @@ def test_what_is_refused_and_why(reason: str, data: bytes) -> None:
 
 
 def test_every_cut_is_refused() -> None:
-    """A batch that ends anywhere before its end."""
+    """A batch that ends anywhere before its end is refused."""
     for end in range(len(GOOD)):
         with pytest.raises(InvalidWireBatch):
             encoded(memoryview(GOOD)[:end])

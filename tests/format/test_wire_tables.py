@@ -17,7 +17,7 @@ from segmentlog.format.wire_tables import encode_tables
 def test_tables_are_encoded_as_lists_are(count: int, key_size: int | None, value_size: int) -> None:
     """Keys and values of one length each make the same bytes, whether they come as tables or as lists."""
     if count > 100 and (key_size or 0) + value_size > 130:
-        count = 100  # what is tried at the bounds of the deltas has nothing to do with large records
+        count = 100  # many large records would only be slow: the counts test the bounds of the deltas
     values = [bytes([number % 251]) * value_size for number in range(count)]
     keys = None if key_size is None else [bytes([number % 7]) * key_size for number in range(count)]
     value_table = as_table(memoryview(array_of(values)), count)

@@ -95,7 +95,7 @@ def forged_batch(data: bytes) -> None:
     """Decode the batch with valid checksums, so that later checks are reached."""
     if len(data) >= HEADER_SIZE:
         forged = forge(b"SLB\x01" + data[4:])
-        # Most sizes that come by chance are refused at once: let those agree that have to.
+        # Random data seldom has sizes that agree, and is refused at once: correct the sizes too.
         batch(forged)
         payload_size = len(data) - HEADER_SIZE
         batch(forge(forged, payload_size=payload_size))

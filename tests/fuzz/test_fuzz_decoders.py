@@ -143,7 +143,7 @@ def test_random_bytes(name: str, data: bytes) -> None:
 @fuzzed
 @given(data=mutated(segments))
 def test_mutated_batches(name: str, data: bytes) -> None:
-    """Bytes of batches with something wrong."""
+    """Decoders get the bytes of batches with something wrong."""
     DECODERS[name](data)
 
 
@@ -256,7 +256,7 @@ def test_mutated_markers(data: bytes) -> None:
 @fuzzed
 @given(words=st.dictionaries(st.integers(0, 90), u64, max_size=40))
 def test_state_pages(words: dict[int, int]) -> None:
-    """Pages with any numbers in any words."""
+    """Decoders get pages with any numbers in any words."""
     page = bytearray(4096)
     for word, value in words.items():
         struct.pack_into("=Q", page, 8 * word, value)
@@ -267,7 +267,7 @@ def test_state_pages(words: dict[int, int]) -> None:
 @fuzzed
 @given(data=documents | mutated(documents))
 def test_json_documents(name: str, data: bytes) -> None:
-    """JSON that may be about something else."""
+    """Decoders get JSON that may be another document."""
     DECODERS[name](data)
 
 
@@ -352,7 +352,7 @@ def test_a_forged_checkpoint(data: bytes, checkpoint: Checkpoint, twice: bool) -
 @settings(fuzzed_slowly, suppress_health_check=[HealthCheck.too_slow])
 @given(data=segments, index=mutated(st.binary(max_size=64)), times=mutated(st.binary(max_size=128)))
 def test_forged_indexes(data: bytes, index: bytes, times: bytes) -> None:
-    """An index of anything, beside a segment."""
+    """A segment is read beside indexes with any contents."""
     segment(data, {f"{0:020d}.index": index, f"{0:020d}.timeindex": times})
 
 

@@ -64,7 +64,7 @@ def test_what_is_no_position_is_refused() -> None:
     for offset in (-1, True, 1.5, None, 1 << 63):
         with pytest.raises(InvalidConfig, match="t/0"):
             encode("g", {_T0: offset}, _id_of, committed_ms=0)  # type: ignore[dict-item]
-    # Java's length of a text, in UTF-16 units: what is beyond U+FFFF counts twice.
+    # Java counts UTF-16 units: a character beyond U+FFFF counts twice.
     for letter, most in (("x", 4096), ("é", 4096), ("日", 4096), ("😀", 2048)):
         encode("g", {_T0: 0}, _id_of, metadata=letter * most, committed_ms=0)
         with pytest.raises(InvalidConfig, match="4,096 characters"):

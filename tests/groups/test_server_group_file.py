@@ -103,7 +103,7 @@ def test_no_bit_of_a_file_changes_unnoticed() -> None:
 @pytest.mark.parametrize(
     ("is_alive", "worker_boot", "seen_ms", "file_boot", "now_ms", "expected"),
     [
-        (True, "here", 0, "here", 10**9, True),  # its lock is taken, however long it said nothing
+        (True, "here", 0, "here", 10**9, True),  # it is alive while its lock is held, however long ago it was last seen
         (False, "here", 5_000, "here", 15_000, True),
         (False, "here", 5_000, "here", 15_001, False),
         (False, "here", 0, "here", 11_000, True),  # the file was written after its last sign of life

@@ -392,7 +392,7 @@ def test_who_tries_passwords_keeps_only_himself_waiting(
     assert statuses == [("127.0.0.1", 503)] * 6
     ann = threading.Thread(target=ask, args=(OTHER, basic("ann", "a secret")))
     ann.start()
-    wait_until(lambda: len(statuses) == 7)  # one more of them made room
+    wait_until(lambda: len(statuses) == 7)  # one more of the waiting requests was admitted
     with Web(server) as web:
         assert web.get("/healthz") == 200
         assert web.get("/healthz", authorization=basic("who", "ever")) == 200

@@ -100,7 +100,7 @@ def test_a_compressed_body_is_the_body_that_was_compressed_everywhere(client: Cl
     for method, path, content_type in every_endpoint(client):
         if not content_type or (method in ("GET", "DELETE") and not path.startswith("/consumers")):
             continue
-        # Read, and wrong for all of them: so it changes nothing, and each answer is about what is in it.
+        # A body that is read and is invalid for every path: it changes nothing, and each answer depends on the body.
         body = b"\xff=1" if path.startswith("/ui") else b"[1]"
         answers = []
         for coding, encode in {"identity": lambda data: data, **ENCODE}.items():

@@ -135,7 +135,7 @@ def test_a_certificate_lets_somebody_in(serve: Callable[..., HttpServer], tmp_pa
     write_pair(tmp_path, "server", authority.issue_cert("localhost"))
     deadline = time.monotonic() + 10
     context.check_hostname = False
-    for name in ("localhost", None):  # who says which machine is meant, and who does not
+    for name in ("localhost", None):  # with a server name in the handshake, and without one
         while _certificate_of(server, context, name) == before:
             assert time.monotonic() < deadline
             time.sleep(0.1)

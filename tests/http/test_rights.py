@@ -56,7 +56,7 @@ _INSTANCE = "/consumers/{group}/instances/{instance}"
 _NOWHERE: dict[str, tuple[str, ...]] = {"topic": ("nowhere",), "topic_name": ("nowhere",), "subject": ("nowhere",)}
 
 BODIES: dict[tuple[str, str], list[tuple[bytes, bytes]]] = {
-    # The order counts: an instance is made, subscribes, and is deleted last.
+    # In this order an instance is made, subscribes, and is deleted last.
     ("POST", "/consumers/{group}"): [
         (_V2, b'{"name":"i","format":"binary","auto.offset.reset":"earliest"}'),
         (_V2, b'{"name":"a","format":"avro","auto.offset.reset":"earliest"}'),
@@ -231,7 +231,7 @@ class Visitor:
         if content_type:
             headers.append((b"content-type", content_type))
         if path.startswith("/consumers/"):
-            headers.append((b"accept", _V2))  # whatever format the instance has
+            headers.append((b"accept", _V2))  # valid for instances of every format
         scope = {
             "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "scheme": "http",
             "path": unquote(path), "raw_path": path.encode(), "query_string": query.encode(), "root_path": "",

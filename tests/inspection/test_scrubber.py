@@ -179,7 +179,7 @@ def test_pieces_of_any_size(tmp_path_factory: pytest.TempPathFactory, sizes: lis
         turn = 0
         while not scrubber.report().rounds:
             now_ms += 1
-            scrubber._bytes_per_s = 1 << 20  # what a pause earns is set by hand here
+            scrubber._bytes_per_s = 1 << 20  # fixes the allowance, which otherwise grows with the time of a pause
             scrubber._allowance, scrubber._last_ms = pieces[turn % len(pieces)], now_ms
             if not scrubber._partitions and not scrubber._segments and scrubber._current is None:
                 scrubber._allowance = 5000

@@ -77,7 +77,7 @@ def test_what_is_packed_comes_back(
     again = unpack(pack(found))
     assert broken_error(again) == broken_error(found)
     assert again.broken[0].blank
-    assert len(again.tracked) == len(found.tracked)  # packing takes nothing away from what it packs
+    assert len(again.tracked) == len(found.tracked)  # packing leaves the packed result unchanged
 
 
 # ---------------------------------------------------------------- divided

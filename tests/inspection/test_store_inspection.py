@@ -22,7 +22,7 @@ def test_nothing_is_said_of_the_files_of_a_store(tmp_path: Path) -> None:
     assert file_names.SCHEMAS_FILE in own
     for name in own - {file_names.CONFIGS_FILE, file_names.SHIP_FILE} | {
         NetworkMark.FILE
-    }:  # one is elsewhere, one is looked at
+    }:  # the first belongs elsewhere, the second is read
         (tmp_path / name).touch()
     for name in (
         file_names.USERS_FILE,

@@ -625,7 +625,7 @@ def test_no_wake_up_is_lost_among_durable_appends(
             count = 1 + (number % 40 == 7) * 30  # some are not merged
             offsets.append(log.append([b"%d/%d" % (name, number)] * count, ack="durable"))
             if number % 10 == name % 10:
-                time.sleep(0.001)  # so that groups have all sizes, and now and then there is none
+                time.sleep(0.001)  # so that groups of all sizes occur, also empty ones
 
     threads = [threading.Thread(target=work, args=(name,), daemon=True) for name in range(7)]
     for thread in threads:

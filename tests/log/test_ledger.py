@@ -51,7 +51,8 @@ def test_nobody_else_changes_a_page_or_a_checkpoint() -> None:
     others = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         name = path.relative_to(PACKAGE).as_posix()
-        if name not in _OWNERS and not name.startswith(("testing/", "format/", "policy/")):  # those know of no page
+        # Modules of these packages do not know the page.
+        if name not in _OWNERS and not name.startswith(("testing/", "format/", "policy/")):
             changes = _changes_in(ast.parse(path.read_text()))
             if changes:
                 others[name] = changes

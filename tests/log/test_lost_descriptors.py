@@ -68,6 +68,7 @@ def test_an_error_at_any_call_loses_no_descriptor(first: int, error: str) -> Non
     lost = []
     for call in range(first, calls + 1, STEP):
         process = _trial(call, getattr(errno, error))
-        if process._fds and process.failed != "close":  # which closes whatever it says; here it does not
+        # A real `close` releases the descriptor even when it fails; the fake one does not.
+        if process._fds and process.failed != "close":
             lost.append(f"call {call} ({process.failed}) fails with {error}")
     assert not lost

@@ -136,7 +136,7 @@ def test_a_grant_that_rotted_grants_nothing_and_is_told(store: LogStore) -> None
 
 
 def test_what_is_no_grant_is_refused() -> None:
-    """A right checksum over something else, too."""
+    """A grant that is empty, or out of range with a right checksum, is refused."""
     assert decode_grant(encode_grant(OffsetGrant(7, "who"))) == OffsetGrant(7, "who")
     for wrong in (OffsetGrant(-1), OffsetGrant(2**63)):
         with pytest.raises(MalformedGrant):

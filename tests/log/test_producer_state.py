@@ -123,7 +123,7 @@ def test_a_name_counts_on_behind_a_marker(tmp_path: Path) -> None:
 
 
 def test_what_nobody_counts_is_appended_each_time(tmp_path: Path) -> None:
-    """Sequence -1: positions in transactions of clients."""
+    """Batches with sequence -1, such as offsets committed in a transaction, are never duplicates."""
     log = open_log(tmp_path)
     for offset in range(3):
         assert put(log, -1, who=UNNAMED, txn=True) == offset
@@ -365,7 +365,7 @@ def test_read_committed_sees_neither_open_nor_aborted_data(tmp_path: Path) -> No
     assert log.last_stable_offset == 1
     assert values_of(log, "read_committed") == [b"plain"]
     assert log.end_transaction(2, 0, committed=True) == 6
-    assert log.last_stable_offset == 1  # held back by the first one
+    assert log.last_stable_offset == 1  # the first transaction is still open
     assert log.end_transaction(1, 0, committed=False) == 7
     assert log.last_stable_offset == log.log_end_offset == 8
     assert values_of(log, "read_committed") == [b"plain", b"2:0", b"2:1", b"later"]
@@ -476,7 +476,7 @@ def test_compaction_drops_aborted_data_and_keeps_sequences(tmp_path: Path) -> No
         assert log.last_stable_offset == log.log_end_offset
         log.append([b"so that there is something to roll"], [b"k"])
     markers = [batch for batch in log.read(0, control=True) if batch.header.is_control]
-    assert len(markers) <= 5  # those of the runs that are remembered
+    assert len(markers) <= 5  # markers of the runs that the log still remembers
     assert put(log, 30, who=UNNAMED) == log.log_end_offset - 1
     with pytest.raises(OutOfOrderSequence):
         put(log, 62, who=1)

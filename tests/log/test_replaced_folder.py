@@ -72,7 +72,7 @@ def test_what_stands_there_now_is_left_alone(tmp_path: Path, what: str) -> None:
     store = filled(path)
     log = store.topic("t").partition(0)
     replace(path)
-    if what == "append":  # stays within its segment, and goes where the old files went
+    if what == "append":  # without a roll, it writes to the old files and is lost
         log.append([b"lost"], [b"key"])
     elif what == "close":
         store.close()
@@ -241,7 +241,7 @@ def _value_by_time(log: Partition) -> set[bytes]:
 
 def _values_of_more(log: Partition) -> set[bytes]:
     found = _all_values(log)
-    for _ in range(3):  # in the segment that is mapped, and beyond what was mapped of it
+    for _ in range(3):  # within the mapped part of the segment, and beyond it
         log.append([b"old %0200000d" % 1])
         found |= _all_values(log)
     return found

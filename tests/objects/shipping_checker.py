@@ -182,7 +182,7 @@ class Checker:
         content = self._machines[who].content.get(place, {})
         for offset in [offset for offset in content if start <= offset < end]:
             del content[offset]
-        if self._is_owner(who):  # those, too, that newer ones had taken the place of
+        if self._is_owner(who):  # also records that newer ones have replaced
             self._given_up.update(spot for spot in self._records if spot[0] == place and start <= spot[1] < end)
             if how == "truncate":
                 self._truncated.add(place)
@@ -320,7 +320,7 @@ class Checker:
         if how == "restart":
             return
         yield from self._missing(label, contents)
-        if how == "takeover":  # what is undecided is decided once more offsets are granted
+        if how == "takeover":  # a restore decides the undecided transactions once more offsets are reserved
             return
         visible = {(place, offset) for place, content in contents.items() for offset in content["visible"]}
         yield from self._torn(label, contents, visible)

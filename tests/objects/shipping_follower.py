@@ -146,14 +146,14 @@ class RecordWaiter:
         if self._bucket is not None:
             before, self._bucket.calm = self._bucket.calm, True
         manifest = self._manifest() if is_up_to_date else None
-        positions = positions_of(self._store)  # before the data: what comes meanwhile is newer
+        positions = positions_of(self._store)  # before the data, because newer records may arrive meanwhile
         contents: dict[str, Any] = {}
         for name in self._store.topics(internal=True):
             with suppress(*_GONE):
                 for log in self._store.topic(name).partitions():
                     contents[f"{log.topic_id}/{log.number}"] = self._content(log, name)
         files = {} if manifest is None else self._files(manifest)
-        # A reader that misses an object has the manifest looked at.
+        # A reader that misses an object must read the manifest again.
         nonce = manifest.nonce if manifest is not None and manifest is self._manifest() else ""
         if self._bucket is not None:
             self._bucket.calm = before

@@ -293,7 +293,7 @@ class Trial:
         self._reading.calm = False
         try:
             yield
-        except Died:  # a reader is not who dies here
+        except Died:  # a reader does not die here: it sees a failed request
             raise ObjectStoreError(self._reading.url, "get", "the connection was closed") from None
         finally:
             self._reading.calm, self._reading.dead = True, False

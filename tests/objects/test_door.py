@@ -226,7 +226,7 @@ def test_a_follower_is_woken_by_what_is_shipped(shipped: LogStore) -> None:
 
 
 def test_closing_ships_what_is_left(tmp_path: Path, bucket: LocalBucket) -> None:
-    """Records that no fsync had covered yet, too."""
+    """Closing ships the remaining records, also those that no fsync had covered yet."""
     with segmentlog.open(tmp_path / "store", ship=bucket.url, ship_interval_ms=3_600_000) as store:
         store.create_topic("t", fsync="never").partition(0).append([b"last"])
     restore(bucket, str(tmp_path / "restored"))

@@ -81,7 +81,7 @@ def test_every_partition_uploads(
     for _ in range(2):
         places = 2
         shipper.run_cycle()
-        fill(store.topic("a").partition(0), 1)  # so that there is something to look at
+        fill(store.topic("a").partition(0), 1)  # gives the next cycle something to ship
     assert begun == [("a", 0), ("b", 0), ("c", 0), ("a", 0)]
 
 
@@ -109,7 +109,7 @@ def test_a_cycle_stops_at_the_first_refusal(
     monkeypatch.setattr(SegmentUploader, "_prepare_upload", prepare)
     done = ship(parallel=1).run_cycle()
     sealed = sum(len(topic.partition(number).handle.list_segments()) - 1 for number in range(3))
-    assert done.pending == sealed - 2 > 6  # `begin` above keeps none of the two
+    assert done.pending == sealed - 2 > 6  # `begin` above took two of them
     assert prepared == 3
 
 
@@ -128,7 +128,7 @@ def test_every_partition_has_room_in_a_tail(
             topic.partition(number).append([bytes(200)])
         shipper.run_cycle()
     assert ends_of(shipper)[6] == 1
-    shipper.run_cycle()  # for those that waited meanwhile
+    shipper.run_cycle()  # ships the topics that had to wait
     assert ends_of(shipper) == [2, 2, 2, 2, 2, 2, 1, 2]
 
 

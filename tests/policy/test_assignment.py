@@ -125,7 +125,7 @@ def test_range_gives_consecutive_partitions_topic_by_topic() -> None:
 
 
 def test_roundrobin_deals_all_topics_in_one_row() -> None:
-    """Kafka's examples, with equal and with different subscriptions."""
+    """Kafka's examples hold, with equal and with different subscriptions."""
     assert assign("roundrobin", {"c0": ["t0", "t1"], "c1": ["t0", "t1"]}, {"t0": 3, "t1": 3}) == {
         "c0": _t("t0", 0, 2) + _t("t1", 1),
         "c1": _t("t0", 1) + _t("t1", 0, 2),

@@ -25,7 +25,7 @@ def sealed(*marks: str) -> list[EvictionCandidate]:
         ({"local_retention_ms": 0}, "hhhhh", [0, 1, 2, 3, 4]),
         ({"local_retention_ms": 20_000}, "hhhhh", []),
         ({"local_retention_ms": -1, "retention_ms": -1}, "hhhhh", []),
-        # by size: 50 bytes are in the active segment, and what is remote does not count
+        # by size: the active segment holds 50 bytes, and remote segments do not count
         ({"local_retention_bytes": 250}, "hhhhh", [0, 1, 2]),
         ({"local_retention_bytes": 250}, "rrhhh", [2]),
         ({"local_retention_bytes": 0}, "hhhhh", [0, 1, 2, 3, 4]),

@@ -21,7 +21,8 @@ _LARGE = 2**62
         ({"a": 30, "b": 10}, 8, {"a": 6, "b": 2}),
         ({"a": 6000, "b": 3, "c": 3, "d": 3}, 200, {"a": 199, "b": 1, "c": 1, "d": 1}),  # Spark's rounding up
         ({"a": 10, "b": 10}, 1, {"a": 1, "b": 1}),
-        ({"a": 5, "b": 5, "c": 5}, 8, {"a": 3, "b": 3, "c": 2}),  # what rounding leaves is not wasted
+        # Shares are rounded down, and the rest is given out too.
+        ({"a": 5, "b": 5, "c": 5}, 8, {"a": 3, "b": 3, "c": 2}),
         ({"a": _LARGE, "b": 1}, 2**53 + 1, {"a": 2**53, "b": 1}),  # whole numbers, not floats
     ],
 )

@@ -188,7 +188,7 @@ def test_of_both_flush_settings_the_safer_holds(settings: dict[str, str], fsync:
 
 
 def test_tiered_storage_has_no_effect_until_the_store_is_shipped() -> None:
-    """Which is reported, as a setting that never has one is."""
+    """The missing effect is reported, as for a setting that never has one."""
     config = config_of("remote.storage.enable", "true")
     assert not without_effect({"remote.storage.enable": "true"}, config, is_shipped=True)
     assert "segmentlog ship" in without_effect({"remote.storage.enable": "true"}, config, is_shipped=False)

@@ -29,7 +29,7 @@ ROWS = [
     ("restored, some may be missing", RESTORED_LOG, False, True, 100, 3, 500, 4, "object store; the owner"),
     ("restored, all of it", structs.replace(RESTORED_LOG, offset_ceiling=100), False, True, 100, 3, 100, 4, "restored"),
     ("restored, one slot damaged", RESTORED_LOG, True, True, 100, 3, 500 + GAP, 4, "one slot"),
-    # checkpoint, one slot damaged, has segments, end, highest epoch met -> resume, epoch, part of the reason
+    # name, checkpoint, one slot damaged, has segments, end, highest epoch -> resume, epoch, part of the reason
     ("new", None, False, False, 0, 0, 0, 0, "new"),
     ("checkpoint gone", None, False, True, 70, 5, 70 + GAP, 6, "missing or damaged"),
     ("checkpoint gone, log empty", None, False, True, 0, 0, GAP, 1, "missing or damaged"),

@@ -68,7 +68,7 @@ def test_a_proposal_counts_until_its_version_is_passed() -> None:
 
 
 def test_only_synced_records_are_confirmed() -> None:
-    """Except in the mode ``written``."""
+    """A replica confirms unsynced records only in the mode ``written``."""
     assert replica_fetch.confirmed_offset(10, 7, confirms_unsynced=False) == 7
     assert replica_fetch.confirmed_offset(10, 7, confirms_unsynced=True) == 10
 

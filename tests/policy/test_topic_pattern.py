@@ -25,7 +25,7 @@ from segmentlog.policy.topic_pattern import BadPattern, TopicPattern
     ],
 )
 def test_syntax(pattern: str, matching: list[str], others: list[str]) -> None:
-    """RE2's, and a name matches as a whole."""
+    """Patterns have RE2's syntax, and a name must match as a whole."""
     assert TopicPattern(pattern).matching([*matching, *others]) == matching
 
 

@@ -43,7 +43,7 @@ def store(tmp_path: Path, fs: FaultyFileSystem) -> Iterator[LogStore]:
         store.create_topic("four", partitions=4)
         for topic in ("one", "four"):
             for log in store.topic(topic).partitions():
-                log.append([b"first"])  # its files are there: what is written from now on are batches
+                log.append([b"first"])  # creates its files, so that later writes are batches only
         yield store
 
 
@@ -66,7 +66,7 @@ def _send_until_appended(producer: Producer, topic: str, keyed: bool) -> int:
         unsent = [value for value, delivery in sent if delivery.exception() is not None] + unsent[len(sent) :]
         if not unsent:
             return attempt
-        with contextlib.suppress(OSError):  # where `send` raised it, `flush` tells it once more
+        with contextlib.suppress(OSError):  # an error that `send` raised is raised once more by `flush`
             producer.flush()
     raise AssertionError(f"{len(unsent)} records were never appended")
 
@@ -138,7 +138,7 @@ def test_what_was_sent_while_a_partitioner_failed_fails_too(store: LogStore) -> 
 @pytest.mark.parametrize("keyed", [False, True])
 @pytest.mark.parametrize("call", [1, 2, 3, 6])
 def test_each_of_several_partitions_is_in_order(store: LogStore, fs: FaultyFileSystem, call: int, keyed: bool) -> None:
-    """Records with a key and records without one."""
+    """Records stay in order in each partition, with keys and without."""
     with store.producer(linger_ms=1000, batch_size=BATCH_BYTES) as producer:
         fs.fail("pwritev", errno.ENOSPC, call=call)
         assert _send_until_appended(producer, "four", keyed) == 2
@@ -319,7 +319,8 @@ def test_what_send_raises_of_earlier_records_is_no_fault_of_its_own(store: LogSt
     with store.producer(linger_ms=1000, batch_size=2000) as producer:
         producer.send("one", b"x" * 1000)
         store.alter_topic("one", max_message_bytes=500)
-        failed = producer.send("one", b"x" * 2000)  # measured by what the chunk knew: it fills it
+        # It still fits the old limit, which the chunk uses, and fills the chunk.
+        failed = producer.send("one", b"x" * 2000)
         with pytest.raises(SegmentlogError) as told:
             producer.send("one", b"small")
         assert not isinstance(told.value, RecordTooLarge)

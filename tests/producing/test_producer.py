@@ -154,7 +154,7 @@ def test_what_is_spread_over_partitions_is_gathered_for_each_of_them(store: LogS
         assert sizes == [40, 160, 160]
         producer.flush()
         for _ in range(160):
-            producer.send("four", b"x" * 76)  # without keys a chunk goes to one partition
+            producer.send("four", b"x" * 76)  # records without keys: each chunk goes to one partition
         assert sum(log.log_end_offset for log in topic.partitions()) == 400 + 160
         for _ in range(40):
             producer.send("four", b"x" * 76)
@@ -310,7 +310,7 @@ def test_an_error_of_a_partitioner_keeps_no_other_topic_back(store: LogStore) ->
     assert sent.done()
     producer.send("four", b"3", b"key")
     with pytest.raises(SegmentlogError, match="ZeroDivisionError") as withheld:
-        producer.send_many("four", [b"4"])  # the failed record could have gone to its partition
+        producer.send_many("four", [b"4"])  # refused, because the failed record may belong to the same partition
     assert isinstance(withheld.value.__cause__, ZeroDivisionError)
     assert producer.send_many("four", [b"4"]).result()[0].offset == 0
     with pytest.raises(ZeroDivisionError):

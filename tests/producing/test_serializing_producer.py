@@ -70,7 +70,7 @@ def test_either_of_them_may_be_left_out(store: LogStore) -> None:
 
 
 def test_batches_and_slices_of_them_have_objects(store: LogStore) -> None:
-    """The columns; what is encoded stays bytes."""
+    """Columns of a batch hold objects; values in Arrow stay the encoded bytes."""
     with store.producer(serializer=CODEC) as producer:
         producer.send_many("clicks", _clicks(10))
     with store.consumer("clicks", deserializer=CODEC) as consumer:
@@ -83,7 +83,7 @@ def test_batches_and_slices_of_them_have_objects(store: LogStore) -> None:
 
 
 def test_an_async_iteration_has_objects(store: LogStore) -> None:
-    """`async for` over the same consumer."""
+    """`async for` over the same consumer returns objects, too."""
 
     async def read() -> list[Click | None]:
         with store.consumer("clicks", deserializer=CODEC) as consumer:

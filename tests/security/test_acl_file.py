@@ -60,7 +60,7 @@ def test_a_line_is_a_rule(text: str, rule: Rule) -> None:
 
 
 def test_a_line_may_have_several_operations_and_several_super_users() -> None:
-    """Which are as many rules; comments and empty lines are none."""
+    """Each of them becomes a rule; comments and empty lines do not."""
     acls = parse_acls("acls", b"# who\n\nsuper User:a User:b  # admins\nallow User:c read,write topic:t\n")
     assert acls.super_users == {"User:a", "User:b"}
     assert [rule.operation for rule in acls.rules] == [Operation.READ, Operation.WRITE]

@@ -10,7 +10,7 @@ from security.certificates import certificate_for, subject
 
 from segmentlog.security.distinguished_names import name_of, subject_of
 
-# Recorded of Java 25: what X500Principal encodes, and what its getName() says of that.
+# Recorded with Java 25: an encoded X500Principal, and its getName().
 GOLDEN = [
     (
         "3059310b3009060355040613024445310b3009060355040813024257310c300a06035504071303556c6d31133011060355040a130a41636d652c"

@@ -71,7 +71,7 @@ def test_all_else_wants_protection_or_to_be_told(host: str) -> None:
 
 @pytest.mark.parametrize("host", ["nowhere.example.org", "x" * 300])
 def test_a_name_that_means_nothing_is_told(host: str) -> None:
-    """Rather than believed to be harmless."""
+    """A host name that cannot be resolved is refused, because it may be one of a network."""
     with pytest.raises(UnsafeListening, match=r"resolved"):
         check_safe(host, tls=False, sasl=False, insecure=False)
 

@@ -88,7 +88,7 @@ def test_clients_need_no_certificate_unless_they_are_asked(server: Pair, authori
 
 
 def test_a_client_is_who_its_certificate_says(server: Pair, client_ca: str, authority: trustme.CA) -> None:
-    """The whole name, as in Kafka's rules."""
+    """The principal is the certificate's whole name, as in Kafka's rules."""
     client = client_context(authority)
     authority.issue_cert(
         "ann@example.org", common_name="Ann Lee", organization_name="Acme, Inc.", organization_unit_name="Eng"

@@ -118,7 +118,7 @@ def test_a_file_that_others_may_read_is_told(path: str, caplog: pytest.LogCaptur
     ],
 )
 def test_names_that_clients_send_differently_are_refused(path: str, name: str) -> None:
-    """Also names that rules could not distinguish from all users."""
+    """Names that rules could not distinguish from all users are refused, too."""
     with pytest.raises(InvalidUser):
         add_user(path, name, "pw", iterations=4096)
     assert not os.path.exists(path)
@@ -133,7 +133,7 @@ def test_passwords_that_clients_send_differently_are_refused(path: str, password
 
 
 def test_accents_and_other_scripts_are_welcome(path: str) -> None:
-    """Names and passwords that SASLprep leaves unchanged."""
+    """Names and passwords that SASLprep leaves unchanged are accepted."""
     add_user(path, "Zoë", "pässwörd ß", iterations=4096)
     add_user(path, "안나", "שלום", iterations=4096)
     users = Users(path)
@@ -161,7 +161,7 @@ def test_saslprep_is_that_of_rfc_4013(text: str, prepared: str | None) -> None:
 
 @pytest.mark.parametrize("iterations", [0, -1, 4095, 1_000_001, 10**12])
 def test_absurd_iterations_are_refused(path: str, iterations: int) -> None:
-    """Too few to protect anything, or more than clients do."""
+    """A count that is too small to protect anything, or that is larger than clients accept, is refused."""
     with pytest.raises(InvalidUser, match="iterations"):
         add_user(path, "ann", "pw", iterations=iterations)
 

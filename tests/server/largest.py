@@ -116,7 +116,7 @@ def shapes(key: int, version: int, topic_id: bytes) -> Iterator[Shape]:
             continue
         for path, field in _arrays(struct, version, base):
             if long and (field.kind == "string" or _has_texts(field.struct)):
-                continue  # such a request is as long as its answer
+                continue  # the request for it would be as long as its answer
             where = ".".join(path) + (", null where it may be" if nulls else "") + (" of long names" if long else "")
             where += f" with {otherwise}" if otherwise else ""
             yield Shape(key, version, f"copies in {where}", base, path, field, None)

@@ -123,7 +123,7 @@ def test_filters_mean_what_they_mean_in_kafka(make: Make, more: dict[str, Any], 
     ],
 )  # fmt: skip
 def test_unknown_filters_are_refused(make: Make, more: dict[str, Any]) -> None:
-    """Rather than to delete more than was meant."""
+    """An unknown filter is refused, because it could delete more than was meant."""
     authorizer = make("super User:ann", "allow User:bob read topic:t")
     call: Any = Call(authorizer)
     assert describe_acls(call, DescribeAclsRequest(**wanted(**more))).error_code == ErrorCode.INVALID_REQUEST

@@ -136,7 +136,7 @@ def test_ten_thousand_topics_are_described_at_once(
 
 
 def test_an_answer_is_encoded_a_few_topics_at_a_time() -> None:
-    """Which gives the bytes of the whole, in each version."""
+    """The pieces together are the bytes of the whole response, in each version."""
     entry = DescribeConfigsResourceResult("retention.ms", "1", synonyms=[DescribeConfigsSynonym("retention.ms", "1")])
     for count in (0, 1, 128, 129, 300):
         results = [DescribeConfigsResult(0, None, TOPIC, f"topic-{number}", [entry]) for number in range(count)]

@@ -99,7 +99,7 @@ def test_the_disk_is_bounded(batches: list[RecordBatch], disk: DiskBatchCache, c
         ask(kept, batches)
         assert disk.size_bytes <= 5 * 2 * 35_000
     first = ask(kept, batches)
-    assert 0 < first < 20  # a part is found in each round, although there is not enough room for all
+    assert 0 < first < 20  # some batches are found in each round, although not all of them fit
     assert ask(kept, batches) == first
     held = kept.convert("topic", batches[0])
     clock.now_s += 1000

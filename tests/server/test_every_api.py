@@ -106,7 +106,7 @@ def sweep(broker: Broker, seed: int) -> dict[int, set[int]]:
             request = asker.request(key, version)
             try:
                 answer = desk.ask(key, version, request)
-            except BadFrame:  # of what wanted no answer
+            except BadFrame:  # the request wanted no answer
                 assert key == 0
                 assert request.acks == 0
                 continue

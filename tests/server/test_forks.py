@@ -66,4 +66,4 @@ def test_a_server_that_was_closed_closes_nothing_in_a_child(tmp_path: Path) -> N
         for ends in pipes:
             for fd in ends:
                 os.close(fd)
-    del server  # not before: it is what a fork asks
+    del server  # kept until here, because a fork asks for it

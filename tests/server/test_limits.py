@@ -87,7 +87,7 @@ def is_served(server: Server, within_s: float = 1.0) -> bool:
 )
 @pytest.mark.long
 def test_half_open_connections_take_next_to_nothing(make_server: MakeServer, said: bytes) -> None:
-    """Thousands that send half a length, or claim much and send none of it: below 50 KiB and no thread each."""
+    """Connections that send half a length, or only a part of a request, take less than 50 KiB and no thread each."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:

@@ -260,7 +260,7 @@ def test_a_batch_that_waits_for_a_place_keeps_nobody_waiting(
         taken.close()
         first = len(small)
         assert sorted(base_offset(client.answer()) for client in waiting) == [first, first + 1, first + 2]
-        # They are back among those that one thread serves.
+        # The thread that serves many connections has these three again.
         assert base_offset(waiting[0].ask(0, 9, producing())) == first + 3
         wait_until(lambda: threads_of_connections() == 0)
 

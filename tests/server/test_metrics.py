@@ -191,7 +191,8 @@ def test_a_first_scrape_of_many_topics_opens_and_syncs_nothing(tmp_path: Path, m
             segmentlog.open(path, background=False) as looking,
             segmentlog.serve(looking, port=0, metrics="127.0.0.1:0") as server,
         ):
-            time.sleep(0.2)  # what was written a moment ago may be another thing a moment later
+            # A file that has just changed is read again, because a further change may not change its timestamp.
+            time.sleep(0.2)
             for owner, name in (
                 (FileSystem, "fsync"), (FileSystem, "fdatasync"), (FileSystem, "write"), (FileSystem, "pwrite"),
                 (Partition, "__init__"), (TopicConfig, "__post_init__"), (TopicFolders, "_parse"),
@@ -427,9 +428,9 @@ def test_there_is_nothing_else(server: Server) -> None:
     ids=["long", "empty", "TLS"],
 )
 def test_what_is_no_request_ends_that_connection_alone(server: Server, sent: bytes) -> None:
-    """Too long, empty, or TLS; the next one is answered."""
+    """After a request that is too long, empty or TLS, the server still answers the next connection."""
     host, _, port = address_of(server).rpartition(":")
-    # It may be closed before all of that has gone.
+    # The server may close the connection before all of it is sent.
     with socket.create_connection((host, int(port)), timeout=20) as sock, contextlib.suppress(OSError):
         sock.sendall(sent)
         sock.shutdown(socket.SHUT_WR)
@@ -564,7 +565,7 @@ def test_a_forked_child_holds_no_socket_of_it(store: LogStore) -> None:
             os.write(told, b"!")
             os.read(read, 1)
             os._exit(0)
-        os.read(born, 1)  # until then it has not had the time to close what it inherited
+        os.read(born, 1)  # the child has had time to close what it inherited
     try:
         with pytest.raises(ConnectionRefusedError):
             get(address)

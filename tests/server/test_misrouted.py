@@ -41,7 +41,7 @@ _NONE, _AWAY, _INVALID = ErrorCode.NONE, ErrorCode.REBOOTSTRAP_REQUIRED, ErrorCo
 @pytest.mark.parametrize(
     ("cluster_id", "node_id", "code"),
     [
-        (None, -1, _NONE),  # to a bootstrap server, of which a client knows nothing
+        (None, -1, _NONE),  # sent to a bootstrap server, whose identifiers a client does not know
         ("c", 1, _NONE),
         ("c", 2, _AWAY),  # the other worker
         ("c", 0, _AWAY),

@@ -269,9 +269,10 @@ def test_an_id_of_an_earlier_version_goes_on_where_it_was(serve: Serve) -> None:
     producer_id = OLD_IDS.start + 12_345
     broker.partition("t", 0).append([b"a"], producer=ProducerStamp(producer_id, 0, 0))
     assert [produce(broker, (producer_id, 0), sequence)[1] for sequence in (0, 1)] == [0, 1]
-    assert produce(broker, (producer_id, 2), 0)[0] == REFUSED  # further than a client goes by itself
+    assert produce(broker, (producer_id, 2), 0)[0] == REFUSED  # clients raise an epoch by one at most
     assert produce(broker, (producer_id, 1), 0) == (ErrorCode.NONE, 2)
-    assert produce(broker, (producer_id, 0), 0, partition=1)[0] == REFUSED  # nothing tells it from one made up
+    # To the server it looks like an invented one.
+    assert produce(broker, (producer_id, 0), 0, partition=1)[0] == REFUSED
     assert assigned(broker, ANN, (producer_id, 1))[0] in CLIENT_IDS
 
 

@@ -176,7 +176,7 @@ def test_nobody_waits_for_more_offsets_in_the_thread_that_serves_all(
         assert told(server, [b"first"]) is ErrorCode.NONE
         with gone(bucket, tmp_path):
             wait_until(lambda: "ship" in server.store.health())
-            left = 1000  # how much was promised depends on how fast it went before
+            left = 1000  # how many appends succeed depends on the rate before
             while told(server, [b"x"], acks=1) is not ErrorCode.NOT_ENOUGH_REPLICAS:
                 left -= 1
                 assert left

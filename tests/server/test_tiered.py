@@ -77,7 +77,7 @@ def listed(client: WireClient, timestamp: int) -> tuple[int, int]:
 
 @pytest.mark.parametrize("size_bytes", [1, 700, 1 << 20])
 def test_a_client_reads_all_of_it(server: Server, size_bytes: int) -> None:
-    """Batch after batch, by any writer, with any limit of the fetch, and twice."""
+    """A client reads every batch in order with any fetch limit, and a second time, too."""
     with WireClient(server.bootstrap_servers) as client:
         for _ in range(2):
             reached: list[int] = []

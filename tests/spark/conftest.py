@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 _SECOND = {"test_archive", "test_exactly_once", "test_session", "test_spark_table"}
-# Modules for a second process, in a run in several: those that start Javas of their own anyway, and about half of all.
+# Modules for a second process of a parallel run: those that start JVMs of their own anyway, about half of all.
 
 
-@pytest.hookimpl(tryfirst=True)  # before -m has its look at the marks
+@pytest.hookimpl(tryfirst=True)  # runs before -m selects by marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark tests that use the session `spark`, and run them in two processes of a run with several."""
     for item in items:

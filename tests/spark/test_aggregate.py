@@ -78,7 +78,7 @@ def test_the_same_as_python(spark: SparkSession, tmp_path: Path) -> None:
     rows = [
         (
             TEN_MS + chance.randrange(180 * MINUTE_MS),
-            # Eighths: their sums are exact in whatever order they are made.
+            # Multiples of an eighth: their sums are exact in any order.
             {
                 "carrier": chance.choice(["UA", "AA", None]),
                 "deep": {"leg": at % 2},

@@ -231,7 +231,7 @@ def test_what_was_written_wrong_is_not_archived(spark: SparkSession, base: Path)
 
 
 def test_trim(spark: SparkSession, base: Path) -> None:
-    """It deletes archived records, and nothing if a file of the archive was changed or is missing."""
+    """A trim deletes archived records, and nothing if a file of the archive was changed or is missing."""
     path = next((base / "archive").glob("date=*/part-000001*.parquet"))
     good = path.read_bytes()
     harmed = bytearray(good)
@@ -246,7 +246,7 @@ def test_trim(spark: SparkSession, base: Path) -> None:
     path.write_bytes(good)
     expected = rows_of(base / "store", "t")
     assert archive_of(spark, base, trim=True, upto=120).trimmed == {0: (0, 120), 1: (0, 120)}
-    path.unlink()  # holds what is gone from the log already, which no trim waits for
+    path.unlink()  # the log no longer has this file's records, so a trim does not check it
     assert archive_of(spark, base, trim=True).trimmed == {0: (120, 150), 1: (120, 150)}
     path.write_bytes(good)
     assert rows_of(base / "store", "t") == []

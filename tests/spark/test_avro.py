@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 PLACE = {"type": "record", "name": "Place", "fields": [{"name": "city", "type": "string"}]}
 ALL: list[tuple[str, Any, Any, Any]] = [
-    # name, Avro's type, a value, what Spark shows
+    # name, type in Avro, a value, the value in Spark
     ("i", "int", 7, 7),
     ("d", "double", 0.5, 0.5),
     ("b", "bytes", b"\0\1", bytearray(b"\0\1")),

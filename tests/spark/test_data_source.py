@@ -108,7 +108,7 @@ def test_rows_are_what_a_consumer_reads(store: segmentlog.LogStore, load: Load) 
 
 
 def test_which_topics(store: segmentlog.LogStore, load: Load) -> None:
-    """A list, a pattern, or single partitions."""
+    """Topics are chosen by a list, a pattern, or single partitions."""
     for name in ("many-a", "many-b", "many-c"):
         for log in store.create_topic(name, partitions=2).partitions():
             log.append([f"{name}/{log.number}".encode()])
@@ -120,7 +120,7 @@ def test_which_topics(store: segmentlog.LogStore, load: Load) -> None:
 
 
 def test_where_reading_begins_and_ends(store: segmentlog.LogStore, load: Load) -> None:
-    """Offsets and timestamps, for all partitions or each."""
+    """Reading begins and ends at offsets or timestamps, for all partitions or each."""
     log = store.create_topic("range").partition(0)
     for n in range(10):
         log.append([b"%d" % n], timestamps=[1000 * n])

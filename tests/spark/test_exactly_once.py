@@ -146,7 +146,7 @@ def start(spark: SparkSession, tmp_path: Path) -> Iterator[Copy]:
     """Start a query that copies "in" to "out", with one checkpoint, however often it is started."""
     from pyspark import cloudpickle
 
-    # Workers cannot import this module; they are sent what is in it.
+    # Workers cannot import this module, so its contents are sent to them.
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     spark.dataSource.register(KillingSource)
     queries = []
@@ -256,7 +256,7 @@ def test_drivers_that_are_killed(start: Copy, tmp_path: Path) -> None:
     wait_until(lambda: (committed(path) == 100 and bool(orphans(path))) or older.exception() is not None)
     shutil.copytree(tmp_path / "checkpoint", tmp_path / "copy")
     feed(path, 150, count)
-    rng = random.Random(fresh_seed())  # of kills by the clock: none comes back at the same moment
+    rng = random.Random(fresh_seed())  # a fresh seed, because kills by the clock cannot be repeated anyway
     for number in range(KILL_ROUNDS):
         if not number:
             worker = run(tmp_path, "local[2,4]", flaky="1", kill="1")

@@ -117,7 +117,7 @@ def test_names_that_lead_elsewhere(tmp_path: Path, outside: Path, where: str, na
     archived = write(tmp_path / "a", document)
     with pytest.raises(ArchiveDamaged) as caught:
         archived.existing()
-    if name != "\ud800":  # that is no JSON text
+    if name != "\ud800":  # JSON text cannot hold a lone surrogate
         assert repr(name) in str(caught.value)
         assert "restore it from a backup" in str(caught.value)
     assert str(caught.value).startswith(f"{tmp_path}/a/_segmentlog/manifest.json: ")
@@ -282,7 +282,7 @@ def test_folders_that_are_links(tmp_path: Path, outside: Path, which: str) -> No
         archived.finish(archived.existing(), lambda step: None)
     assert {path: path.read_bytes() for path in taken.rglob("*") if path.is_file()} == before
     if which != "_segmentlog":
-        archived.sweep()  # removes the link, and not what it leads to
+        archived.sweep()  # removes the link, but not its target
         assert {path: path.read_bytes() for path in taken.rglob("*") if path.is_file()} == before
 
 

@@ -24,9 +24,9 @@ def _is_soon_connected_to_nobody(connection: socket.socket) -> bool:
 
 
 def test_connections_to_java_are_no_leak_and_others_are(spark: SparkSession) -> None:
-    """Java's objects that the collector finds are told to the JVM, by whatever thread it runs in."""
+    """The connections that pyspark opens for each thread are no leak, but other sockets are."""
     before = Snapshot.take()
-    # A thread has a connection of its own, and with it one in Java, which has the session: this one's stays what it is.
+    # Each thread has its own connection to the JVM and a Java thread with its own session; this thread keeps both.
     with ThreadPoolExecutor(1) as another, socket.create_server(("127.0.0.1", 0)) as server:
         connection = another.submit(spark.sparkContext._gateway._gateway_client._create_new_connection).result()
         found = Snapshot.take()

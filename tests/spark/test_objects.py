@@ -371,7 +371,7 @@ def test_a_cluster_that_sees_nothing_else(tmp_path: Path) -> None:
         stack.callback(driver.close)
         assert driver.ask("batch", maxRecordsPerPartition="40", cacheBytes="16MiB") == sorted(shipped.committed)
         assert driver.ask("executors") == 2
-        # In folders that Spark removes, each of its own; none of the system's.
+        # Each worker's cache is in a folder that Spark removes, and none is in the system's temporary folder.
         kept = [sorted(worker.rglob("segmentlog-*")) for worker in spark.workers]
         assert all(kept), "each worker had some of the tasks"
         assert all("local" in folder.parts for found in kept for folder in found)

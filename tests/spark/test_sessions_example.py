@@ -157,10 +157,10 @@ def test_timers_and_the_watermark(clicks: Clicks) -> None:
     def at(minute: int, user: str, page: str) -> Click:
         return (TEN_MS + minute * MINUTE_MS, user, page)
 
-    clicks.add(at(0, "ann", "/a"), at(35, "ann", "/d"))  # two sessions so far; the watermark is at 25
+    clicks.add(at(0, "ann", "/a"), at(35, "ann", "/d"))  # two sessions; the watermark becomes 25
     clicks.run()
     assert clicks.sessions() == []
-    # The watermark goes to 40, beyond the end that ann's first session had.
+    # The watermark becomes 40, later than the end of ann's first session.
     clicks.add(at(26, "ann", "/c"), at(20, "ann", "/late"), at(24, "bob", "/late"), at(50, "cid", "/"))
     clicks.run()
     assert clicks.sessions() == []

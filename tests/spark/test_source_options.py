@@ -430,7 +430,7 @@ def test_the_schema_is_that_of_sparks_kafka_source() -> None:
     ],
 )
 def test_a_schema_that_the_source_does_not_have(ddl: str, told: str) -> None:
-    """Which column, which type, which one it is."""
+    """The error names the column, its type, and the accepted ones."""
     with pytest.raises(WrongSchema, match=re.escape(told)):
         check_read_schema(columns_of(ddl))
 
@@ -449,7 +449,7 @@ def test_a_schema_that_the_source_does_not_have(ddl: str, told: str) -> None:
     ],
 )  # fmt: skip
 def test_a_schema_that_cannot_be_written(ddl: str, told: str) -> None:
-    """Which column, which type, which are accepted, or what to do."""
+    """The error names the column, its type and the accepted types, or says what to do."""
     with pytest.raises(WrongSchema, match=re.escape(told)):
         check_write_schema(columns_of(ddl), topic_is_given=False)
 
@@ -492,7 +492,7 @@ def filled(store: segmentlog.LogStore) -> None:
 
 
 def test_where_reading_begins(store: segmentlog.LogStore) -> None:
-    """Words, offsets, timestamps, and both by partition."""
+    """Reading begins at a word, an offset or a timestamp; the latter two also by partition."""
     filled(store)
     zero, one = TopicPartition("t", 0), TopicPartition("t", 1)
     assert resolved(store) == {zero: 0, one: 0}
@@ -889,7 +889,7 @@ def test_rows_come_in_batches_of_a_bounded_size(store: segmentlog.LogStore) -> N
     sizes = [rows.num_rows for rows in ArrowRows(FULL).convert(batches(store, "big"))]
     assert sum(sizes) == 30
     assert max(sizes) <= 8
-    # Without its values such a batch is only numbers.
+    # Without values such a batch is small: it holds numbers only.
     assert len(list(ArrowRows(columns_of("offset long")).convert(batches(store, "big")))) == 1
 
 

@@ -246,7 +246,7 @@ def test_without_delta(spark: SparkSession, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("spark")
 def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A summary on stderr, the report with --json, an update after the other with --follow until a signal."""
+    """The command prints a summary on stderr, a report with --json, and updates until a signal with --follow."""
     send(tmp_path / "store", [(b"a", b"1")])
     target = str(tmp_path / "table")
 

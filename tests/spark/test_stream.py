@@ -328,7 +328,7 @@ def numbers(document: Any) -> Any:
 
 
 def test_where_a_stream_begins(store: segmentlog.LogStore, reader_of: ReaderOf) -> None:
-    """latest by default, earliest, or JSON."""
+    """A stream begins at the latest offsets by default, at the earliest, or at offsets given as JSON."""
     fill(store.create_topic("r-begin").partition(0), 0, 1)
     assert numbers(reader_of(subscribe="r-begin").initialOffset()) == {"r-begin": {"0": 2}}
     assert numbers(reader_of(subscribe="r-begin", startingOffsets="earliest").initialOffset()) == {"r-begin": {"0": 0}}
@@ -718,7 +718,7 @@ def test_the_group_is_told(store: segmentlog.LogStore, reader_of: ReaderOf) -> N
 
 
 def test_a_store_that_is_not_there(reader_of: ReaderOf, tmp_path: Path) -> None:
-    """Which folder, and on which host it was looked for."""
+    """The error says that the host has no such folder."""
     options = parse_read_options({"path": str(tmp_path / "none"), "subscribe": "t"}, streaming=True)
     with pytest.raises(SegmentlogError, match="there is no such folder on host"):
         StreamReader(options, source_schema(include_headers=False)).initialOffset()

@@ -51,7 +51,8 @@ def make_topic(path: Path) -> None:
         report = topic.partition(0).compact()
         assert report.records_after < report.records_before
         named.close()
-        assert list(store.consumer("t", isolation="read_committed"))  # notes what was aborted, segment by segment
+        # Reading stores the aborted transactions of each segment.
+        assert list(store.consumer("t", isolation="read_committed"))
 
 
 def alone(path: Path) -> tuple[list[Finding], tuple[int, ...]]:

@@ -115,7 +115,8 @@ def test_a_replacement_that_fails_leaves_the_old_file(tmp_path, step, number, ex
     assert isinstance(caught.value, DiskFull) == (number != errno.EIO)
     if exists:
         assert path.read_bytes() == OLD
-    if step not in ("flock", "fstat", "stat"):  # before those nothing says that the temporary is ours to remove
+    # If one of these fails, the temporary file may be another process's, and stays.
+    if step not in ("flock", "fstat", "stat"):
         assert names(tmp_path) == ["file"] * exists
     replace_file(fs, str(path), NEW)
     assert names(tmp_path) == ["file"]

@@ -221,7 +221,7 @@ def test_a_fork_in_the_middle_of_an_opening_does_not_wait_for_itself(tmp_path: P
     fd = fork_safety.open_lockable(fs, str(tmp_path / "lock"), os.O_RDWR | os.O_CREAT)
     if not children[0]:
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # of its own: it is free once this process is gone
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the child's own lock, released when the child ends
             os.write(write_fd, b"locked")
         finally:
             os._exit(0)
@@ -588,7 +588,7 @@ def test_nothing_runs_when_what_was_let_go_of_is_dropped(tmp_path: Path) -> None
 
     heard = 0
     gc.collect()
-    gc.disable()  # in a collection something of ours may run, for what others have dropped
+    gc.disable()  # a collection could run code of ours that closes what others dropped
     try:
         passed = list_points(hold_and_drop)
         for at in range(1, len(passed) + 1):
@@ -599,7 +599,7 @@ def test_nothing_runs_when_what_was_let_go_of_is_dropped(tmp_path: Path) -> None
             del outcome
     finally:
         gc.enable()
-    gc.collect()  # the frames of their tracebacks, and what those refer to
+    gc.collect()  # collects the frames of tracebacks, and the objects that they refer to
     assert [str(place) for place in passed if "__del__" in place.function] == []
     assert len(passed) > 10
     assert heard > 10

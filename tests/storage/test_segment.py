@@ -82,7 +82,7 @@ def writes_of(fs: FaultyFileSystem) -> int:
 
 @pytest.mark.parametrize(("every", "writes"), [(1, 122), (10, 122), (60, 120), (None, 120)])
 def test_zeros_are_written_ahead_where_it_is_synced_often(tmp_path, every, writes):
-    """From the second 128 KiB on, if the first had four fsyncs or more; the appended data is unchanged."""
+    """Zeros are written from the second 128 KiB on, if the first had four fsyncs or more; the data is unchanged."""
     fs, syncs = FaultyFileSystem(), [0]
     segment = opened(ActiveSegment(fs, str(tmp_path), 0, 64 << 20, create=True, count_syncs=lambda: syncs[0]))
     segment.write([b"x" * 128 * KIB], 128 * KIB, 0)  # so that much more is allocated

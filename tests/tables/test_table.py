@@ -503,7 +503,7 @@ def test_one_key_is_hashed_as_many_are() -> None:
 
 
 def test_an_offset_that_does_not_fit_is_refused() -> None:
-    """Rather than told as another one."""
+    """Offsets of more than 46 bits are refused, because they would be found as other ones."""
     one = np.ones(1, np.uint64)
     table = KeyTable(0)
     table.add(99_999, one, one, np.array([OFFSET_MAX]), np.zeros(1, np.int64))

@@ -356,7 +356,8 @@ def _rename_between(
         store.rename_topic("t", "renamed")
         store.create_topic("t").partition(0).append([b"of another topic"])
 
-    rename = Meanwhile(rename_now)  # in a thread for the buffers, too: those of this one may hold what it is to write
+    # In another thread, because this thread's buffers may hold data that is still to be written.
+    rename = Meanwhile(rename_now)
     if when == "sent":
         return rename, rename
     real = faulty.transactions._completer.complete
@@ -493,7 +494,7 @@ def test_a_position_is_never_another_topic_s(store: LogStore, faulty: LogStore) 
     member.commit({_T0: 1})
     store.rename_topic("t", "renamed")
     store.create_topic("t").partition(0).append([b"new"] * 9)
-    member.commit({_T0: 2})  # of what it has read, whatever that is called now
+    member.commit({_T0: 2})  # commits its own topic's position, under the new name
     assert {tp: one.offset for tp, one in store.group_offsets.committed("g").items()} == {
         TopicPartition("renamed", 0): 2
     }

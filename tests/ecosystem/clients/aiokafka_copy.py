@@ -14,7 +14,8 @@ async def main() -> None:
     """Copy until the process is killed."""
     bootstrap, source, target = sys.argv[1:4]
     producer = AIOKafkaProducer(bootstrap_servers=bootstrap, transactional_id="copy")
-    await producer.start()  # first: what its predecessor left open is aborted, and positions are final
+    # First, because it aborts its predecessor's open transaction: then the committed offsets are final.
+    await producer.start()
     consumer = AIOKafkaConsumer(
         source, bootstrap_servers=bootstrap, group_id="copy", auto_offset_reset="earliest", enable_auto_commit=False,
         isolation_level="read_committed", session_timeout_ms=3000, heartbeat_interval_ms=300,

@@ -21,7 +21,8 @@ def main() -> None:
     """Copy until the process is killed; a final error ends the program, and the test starts it again."""
     bootstrap, source, target = sys.argv[1:4]
     producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": "copy"})
-    producer.init_transactions(PATIENCE_S)  # first: what its predecessor left open is aborted, and positions are final
+    # First, because it aborts its predecessor's open transaction: then the committed offsets are final.
+    producer.init_transactions(PATIENCE_S)
     consumer = Consumer({
         "bootstrap.servers": bootstrap, "group.id": "copy", "auto.offset.reset": "earliest",
         "enable.auto.commit": False, "isolation.level": "read_committed", "session.timeout.ms": 3000,

@@ -134,7 +134,7 @@ def copy(store: LogStore, served: Served, start: Start, client: str, count: int,
 
 @pytest.mark.parametrize("client", _COMMANDS)
 def test_a_copy_is_exactly_once(store: LogStore, served: Served, start: Start, client: str) -> None:
-    """Killed in the middle, and then a worker."""
+    """The copy has each record once, although the client and then a worker are killed in the middle."""
     copy(store, served, start, client, 1000, 2)
 
 

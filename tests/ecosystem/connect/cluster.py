@@ -78,7 +78,7 @@ class Cluster:
             wait_until(is_in_the_middle, "it is never in the middle", PATIENCE_S)
             assert victim.process is not None
             victim.process.stop()
-            time.sleep(0.2)  # what it sent is answered
+            time.sleep(0.2)  # lets the server answer the requests that it has sent
             if is_in_the_middle():
                 break
             victim.process.go_on()

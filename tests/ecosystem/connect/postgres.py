@@ -96,8 +96,8 @@ def running() -> Iterator[Postgres]:
             yield database
         finally:
             database.close()
-            server.terminate()  # waits for those who are connected
-            server.send_signal(2)  # does not
+            server.terminate()  # this alone would wait for the connected clients
+            server.send_signal(2)  # SIGINT disconnects them
             server.wait(WAIT_S)
             print((folder / "log").read_text()[-4000:])
     finally:

@@ -9,7 +9,7 @@ from server.clients.confluent_driver import ConfluentDriver
 
 
 class PatientDriver(ConfluentDriver):
-    """Its members leave in words; they are not missed."""
+    """Gives its members a long session, because they leave by a request and need not be missed."""
 
     def _consumer(self, group: str, **settings: Any) -> Consumer:
         return super()._consumer(group, **{"session.timeout.ms": 30_000, **settings})

@@ -54,7 +54,8 @@ def _make(folder: Path) -> None:
     options = ["--disable-gssapi", "--disable-curl", "--disable-zstd", "--disable-optimization"]
     run("./configure", *options, f"--CPPFLAGS=-I{folder}/rapidjson/usr/include")
     with open(folder / "config.h", "a") as config:
-        config.write("#define WITH_RAPIDJSON 1\n")  # its own look at that takes a warning for an error
+        # Configure does not find it, because it treats a warning as an error.
+        config.write("#define WITH_RAPIDJSON 1\n")
     run("make", "-j2", "libs")
     run("make", "-j2", "-C", "tests", "test-runner")
     _make_kafka(folder)
@@ -68,7 +69,7 @@ def _make_kafka(folder: Path) -> None:
     subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
     start = f'exec java -XX:TieredStopAtLevel=1 -Xmx256m -cp "${{CLASSPATH:-.}}":{shlex.quote(classes)}'
     tools = "org.apache.kafka.tools"
-    # Records of the year 2009 are written: Kafka looks for what is too old every five minutes, and this server sooner.
+    # The tests write records with timestamps of 2009. Kafka applies retention every five minutes, this server sooner.
     old = 'case "$*" in *--create*) set -- "$@" --config retention.ms=-1 ;; esac\n'
     scripts = {
         "kafka-run-class.sh": f'{start} "$@"\n',

@@ -65,7 +65,7 @@ def test_both_ways(kafka: Broker, served: Served, tools: Tools, start: Start, tm
     for topic, copy, source, target in flows:
         wait_until(lambda: copied(target, copy) == total, f"not all of {topic} was copied")  # noqa: B023
         read = source.consume("readers", topic, total)
-        # MirrorMaker knows no places before those where it was started last: the group reads some more.
+        # MirrorMaker translates no offsets from before its last start, so the group reads some records more.
         source.write(topic, records(total, total + COUNT))
         read += source.consume("readers", topic, COUNT // 2)
         wait_until(lambda: copied(target, copy) == total + COUNT, f"the rest of {topic} was not copied")  # noqa: B023

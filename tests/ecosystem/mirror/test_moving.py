@@ -77,7 +77,7 @@ def test_out(kafka: Broker, served: Served, store: LogStore, tools: Tools, start
     recipe = Recipe("moving.md", "Out", {"localhost:9092": served.address, "localhost:9192": kafka.address})
     (settings,) = recipe.files()
     source, target = PatientDriver(served.address), PatientDriver(kafka.address)
-    # One that Kafka knows, one that it knows under another name, one that it does not know.
+    # Kafka has the first setting, has the second under another name, and does not have the third.
     source.create(
         TOPIC, PARTITIONS, {"retention.ms": "864000000000", "fsync": "2000ms", "record.ttl.ms": "864000000000"}
     )
@@ -92,7 +92,7 @@ def test_out(kafka: Broker, served: Served, store: LogStore, tools: Tools, start
 
 @pytest.mark.ecosystem
 def test_in(kafka: Broker, served: Served, store: LogStore, tools: Tools, start: Start, tmp_path: Path) -> None:
-    """From a cluster, the same is true, and the library can use everything, offsets included."""
+    """Moving from a cluster to this server works the same way, and the library can use everything, offsets included."""
     kafka.wait()
     addresses = {"localhost:9092": served.address, "localhost:9192": kafka.address}
     (settings,) = Recipe("moving.md", "In", addresses).files()

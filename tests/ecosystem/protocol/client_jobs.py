@@ -279,13 +279,13 @@ class ClientProcess(Process):
             member, generation = membership_of(consumer)
             if generation != known:
                 known = generation
-                # In the classic protocol a member knows its generation before its assignment, and shows the old one.
+                # In the classic protocol the generation changes before the assignment, which is still the old one.
                 if self.order["protocol"] != "classic":
                     self.own(member, generation, consumer.assignment())
             if not messages:
                 continue
             if generation < 0 or not member:
-                return  # the group removed it, and it does not know yet: its offsets would not count as a member's
+                return  # the group has removed it, and offsets that it commits now would not count as a member's
             metadata = consumer.consumer_group_metadata()
             self.number += 1
             txn = f"{self.label}/{self.number}"

@@ -54,7 +54,7 @@ def batch(spark: SparkSession) -> None:
     for line in sys.stdin:
         try:
             said = answer(spark, json.loads(line))
-        except Exception as error:  # whatever it is, the test judges it
+        except Exception as error:  # the test judges every error
             said = {"error": str(error)}
         print(json.dumps(said), flush=True)
 

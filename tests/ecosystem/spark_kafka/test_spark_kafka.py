@@ -29,7 +29,7 @@ from segmentlog.store import LogStore
 pytest.importorskip("pyspark")
 
 _HERE = Path(__file__).parent
-_T0 = time.time_ns() // 1_000_000 - 3_600_000  # not so long ago that retention takes it
+_T0 = time.time_ns() // 1_000_000 - 3_600_000  # an hour ago, within the retention time
 Ask = Callable[[dict[str, Any]], dict[str, Any]]
 
 

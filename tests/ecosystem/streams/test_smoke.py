@@ -101,7 +101,7 @@ class Processors:
         one, ends_s = self._running[name], time.monotonic() + 60
         while True:
             one.stop()
-            time.sleep(0.1)  # what it sent is answered
+            time.sleep(0.1)  # lets the server answer the requests that it has sent
             if open_transactions(self._store, "echo") or time.monotonic() > ends_s:
                 one.kill()
                 return
@@ -112,7 +112,7 @@ class Processors:
         """Check that no processor has given up."""
         for name, one in self._running.items():
             told = list(one.told)
-            # "...: Didn't start in one minute" is none: it does start, and a machine may be slow.
+            # "...: Didn't start in one minute" is no failure: on a slow machine it starts later.
             trouble = [at for at, line in enumerate(told) if line.endswith("SMOKE-TEST-CLIENT-EXCEPTION")]
             assert not trouble, "\n".join([name, *told[trouble[0] : trouble[0] + 60]])
             assert not one.has_ended, "\n".join([name, *told[-20:]])

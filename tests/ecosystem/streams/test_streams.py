@@ -37,7 +37,7 @@ _SETTINGS = {
     "consumer.auto.offset.reset": "earliest",
     # A record for each change, so that each can be counted.
     "statestore.cache.max.bytes": 0,
-    # The flights are from 2013, and so is what is kept of them.
+    # The flights are from 2013: a shorter retention would delete their windows at once.
     "windowstore.changelog.additional.retention.ms": 50 * 365 * 24 * 3_600_000,
     "reconnect.backoff.max.ms": 200,
 }
@@ -58,11 +58,11 @@ class Work:
         self._heirs: list[Teller] = []
         self.apps: dict[str, Teller] = {}
         self.torn = 0
-        # Made by hand: what Streams makes by itself is kept for a week, and these flights are older.
+        # Streams would create these topics with a retention of a week, and the flights are older.
         for topic in ("flights", "delays", "flown"):
             store.create_topic(topic, partitions=_PARTITIONS, retention_ms=-1)
         store.create_topic("planes", partitions=_PARTITIONS, cleanup_policy="compact")
-        # Older than each flight: a join takes what comes by its time.
+        # Timestamps before all flights, because a join reads the older records first.
         stamps = [flights[0].timestamp - 1] * len(self._planes)
         with store.producer() as producer:
             tails = [tail.encode() for tail in self._planes]
@@ -115,7 +115,7 @@ class Work:
             assert time.monotonic() < ends_s, "it is never in the middle"
             self.come_into_the_middle()
             app.stop()
-            time.sleep(0.2)  # what it sent is answered
+            time.sleep(0.2)  # lets the server answer the requests that it has sent
             if open_transactions(self._store, "flown"):
                 app.kill()
                 self.torn += 1

@@ -50,7 +50,7 @@ def ask(tools: Tools, served: Served) -> Callable[..., Ran]:
     """Return a command, at the server."""
 
     def ask(main: str, *words: Any, stdin: str = "") -> Ran:
-        at = 1 if main == "ClusterTool" else 0  # there it belongs to what it is to do
+        at = 1 if main == "ClusterTool" else 0  # ClusterTool takes the option after its subcommand
         return tools.run(main, *words[:at], "--bootstrap-server", served.address, *words[at:], stdin=stdin)
 
     return ask

@@ -46,7 +46,7 @@ def test_listed_and_described(client: PatientDriver, do: Command, store: LogStor
     assert rows(do(GROUPS, "--describe", "--group", "g")) == [
         ["g", "t", "0", "10", "10", "0", "-", "-", "-"], ["g", "t", "1", "10", "10", "0", "-", "-", "-"],
     ]  # fmt: skip
-    # librdkafka tells no leader epoch of what it has read.
+    # librdkafka commits no leader epoch with its offsets.
     assert rows(do(GROUPS, "--describe", "--group", "g", "--offsets", "--verbose"))[0][3] == "-"
     (state,) = rows(do(GROUPS, "--describe", "--group", "g", "--state"))
     assert state[-2:] == ["Empty", "0"]
@@ -115,7 +115,7 @@ def test_a_group_at_work(client: PatientDriver, do: Command, start: Start) -> No
 
 
 def test_deleted(client: PatientDriver, do: Command) -> None:
-    """Positions of a topic, a group, all of them."""
+    """The tool deletes a topic's offsets, a group, and all groups."""
     said = do(GROUPS, "--delete-offsets", "--group", "g", "--topic", "t:0")
     assert "Request succeeded for deleting offsets from group g." in said
     assert [row[2] for row in rows(do(GROUPS, "--describe", "--group", "g"))] == ["1"]

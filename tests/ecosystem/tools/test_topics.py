@@ -42,7 +42,7 @@ def test_topics(do: Command, refuse: Command, store: LogStore) -> None:
 
 
 def test_configurations_of_topics(do: Command, refuse: Command, store: LogStore) -> None:
-    """Told, set, reset; ours among them."""
+    """Kafka's tool shows, sets and resets settings of topics, including those that only this server has."""
     store.create_topic("t", 1)
     assert do(CONFIGS, "--describe", "--topic", "t") == "Dynamic configs for topic t are:\n"
     said = do(CONFIGS, "--alter", "--topic", "t", "--add-config", "cleanup.policy=[compact,delete],fsync=always")

@@ -50,7 +50,7 @@ def rows(out: str) -> list[list[str]]:
 
 
 def test_told(work: Work, do: Command, refuse: Command) -> None:
-    """Which there are, by age and by name; what each has written; that none hangs."""
+    """The tool lists transactions by age and by name, describes what each has written, and finds none that hangs."""
     ((name, _, identity, state),) = rows(do(TRANSACTIONS, "list"))
     assert (name, state) == ("work", "Ongoing")
     assert len(rows(do(TRANSACTIONS, "list", "--duration-filter", 0))) == 1

@@ -41,7 +41,7 @@ def test_a_configuration_is_changed_with_errors_beside_the_fields(store: LogStor
     answer = client.post("/ui/topics/t/config", data={**was, **given, "partitions": "2"})
     assert answer.status_code == 422
     assert "partitions cannot be removed" in answer.text
-    # Right each, and not together; and the other way round.
+    # Each value is valid alone, but not both together; changing one of them is refused for the other that is set.
     answer = client.post(
         "/ui/topics/t/config", data={**was, **given, "min.compaction.lag.ms": "2d", "max.compaction.lag.ms": "1d"}
     )

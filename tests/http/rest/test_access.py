@@ -127,7 +127,7 @@ def test_reading_ends_with_the_right_to_it(guarded: Client, how: str) -> None:
     assert authorizer.remove([wanted_rule]) == [rule]
     assert read() == ([] if how == "topic_pattern" else 40301)
     authorizer.add([rule])
-    if how != "topic_pattern":  # that one looks at its topics once a second
+    if how != "topic_pattern":  # a pattern is matched once a second only
         assert read() == [2]
     assert guarded.delete(instance, headers=by("bob")).status_code == 204
 

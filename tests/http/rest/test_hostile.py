@@ -318,7 +318,7 @@ def test_what_is_kept_of_a_body_has_a_bound_for_all_of_them(
     }[kind]
     senders = [_begin_endless_body(server, path, content_type, begin, 4 << 20) for _ in range(6)]
     try:
-        # The next request waits if it reserves more than what is left: a first reservation is for over 2 MiB.
+        # Each body first reserves over 2 MiB; the next one waits if less than that is left.
         wait_until(lambda: large.reserved_bytes >= 5 << 20)
         # The oldest holder may exceed the limit.
         assert large.reserved_bytes <= (8 << 20) + (6 << 20)

@@ -102,7 +102,7 @@ def test_answers_are_as_it_says(store: LogStore, client: Client, tmp_path: Path)
         operation = result.ok()
         if not operation.path.endswith("/stream"):  # it does not end; tests of its own ask for it
             _ask(client, operation, known, turns, asked)
-    client.context.is_closing = True  # consumers that were made end with the door
+    client.context.is_closing = True  # ends the consumers that the requests made
     ends_s = time.monotonic() + 10
     while any(store.groups.describe(name).members for name in store.groups.names()) and time.monotonic() < ends_s:
         time.sleep(0.05)

@@ -478,7 +478,7 @@ def test_a_dry_run_changes_no_file_and_foresees_the_numbers(logs: Logs, seed: in
     for _ in range(15):
         logs.put(log, *(f"k{rng.randrange(4)}={rng.random()}" for _ in range(3)), f"k{rng.randrange(6)}!")
     log.flush()
-    log.segments()  # indexes of sealed segments are made when they are first needed
+    log.segments()  # makes the indexes of sealed segments, which are made when first needed
     before = tree_bytes(logs.folder)
     foreseen = log.compact(dry_run=True)
     assert tree_bytes(logs.folder) == before

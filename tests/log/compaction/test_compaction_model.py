@@ -192,7 +192,7 @@ class CompactionMachine(RuleBasedStateMachine):
         if lost is not None:
             self.end = lost.end_offset
         self.records = [record for record in self.records if record.offset < offset]
-        self.overdue.clear()  # the pass before did not see what it is the end of now
+        self.overdue.clear()  # the end is an earlier one, which the last pass did not see
 
     # ------------------------------------------------------------ compaction and retention
 
@@ -219,7 +219,7 @@ class CompactionMachine(RuleBasedStateMachine):
         if self.keep_last == 1 and report.passes == 1:
             late = {one for one in tombstones - removed if self.overdue.get(one, now_ms + 1) <= now_ms}
             assert not late, "a tombstone is still there after its time"
-        if report.passes == 1 and not self.has_died:  # what a dead process left is completed, and not counted
+        if report.passes == 1 and not self.has_died:  # a pass that a dead process left is completed, but not counted
             assert self.keep_last > 1 or report.tombstones_removed == len(removed)
             assert (foreseen.passes, foreseen.records_after) == (1, report.records_after)
             assert report.records_after == len([one for one in found if one.offset < active])

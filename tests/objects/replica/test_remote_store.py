@@ -149,7 +149,7 @@ def test_who_reads_while_it_is_put_aside_reads_on(tmp_path: Path, store: LogStor
 
 
 def test_times_transactions_and_positions(tmp_path: Path, store: LogStore, bucket: Counting) -> None:
-    """Looked up as in any store."""
+    """Times, transactions and positions are looked up as in any store."""
     log = store.create_topic("b", segment_records=4).partition(0)
     for number in range(10):
         log.append([b"%d" % number], timestamps=[1000 + 10 * number])
@@ -334,7 +334,7 @@ def test_it_goes_when_it_is_closed_and_what_was_killed_goes_with_the_next(
 
 
 def test_what_it_cannot_be_told(tmp_path: Path) -> None:
-    """Sizes, folders, URLs, and shipping it elsewhere."""
+    """Invalid sizes, folders and URLs are refused, and so is shipping the store elsewhere."""
     url = f"file://{tmp_path}/bucket"
     (tmp_path / "file").touch()
     for options in ({"cache_bytes": 0}, {"cache_bytes": 1.5}, {"refresh_ms": 0}, {"cache_dir": tmp_path / "file"},
@@ -477,7 +477,7 @@ def test_ranges_from_many_threads(tmp_path: Path, bucket: Counting, parallel: in
 
 
 def test_who_reads_on_has_it_brought_ahead(tmp_path: Path, bucket: Counting) -> None:
-    """More and more; who jumps about does not."""
+    """For reads in order, ever more blocks are fetched ahead; for reads at random, none."""
     data = NOISE * 40
     spans = object_ranges(bucket, data, [])
     for jumps in (False, True):

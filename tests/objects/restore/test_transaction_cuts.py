@@ -47,7 +47,7 @@ def test_as_the_decisions_say(
     ("there", "expected"),
     [
         ([(1, 10), (3, 20), (5, 30)], 3),
-        ([(1, 11), (3, 21), (5, 31)], 3),  # told there a moment later
+        ([(1, 11), (3, 21), (5, 31)], 3),  # the second partition gets its marker a moment later
         ([(1, 9), (3, 19), (5, 29)], 3),
         ([(1, 10), (5, 30)], 5),  # the one that is cut is not there
         ([(1, 10)], None),

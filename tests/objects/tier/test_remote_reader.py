@@ -98,7 +98,7 @@ def test_large_segments_leave_in_parts_and_come_back(tmp_path: Path, monkeypatch
         assert remote(log) == [0, 20, 30]
         part = tmp_path / "bucket" / stub.stored.objects[1].key
         part.write_bytes(part.read_bytes()[:-1] + b"!")
-    with LogStore(tmp_path / "store", background=False) as again:  # which has brought nothing of it yet
+    with LogStore(tmp_path / "store", background=False) as again:  # this store has not yet fetched any of the segment
         log = again.topic("a").partition(0)
         with pytest.raises(SegmentGone, match=re.escape(stub.stored.objects[1].key)):
             recall_segment(log.handle, 20)
@@ -246,7 +246,7 @@ def test_what_was_aborted_is_known_of_segments_that_left(tmp_path: Path, first: 
         fill(log, 15)
         store.ship(url_of(tmp_path))
         os.rename(tmp_path / "bucket", tmp_path / "away")
-    with LogStore(tmp_path / "store", background=False) as store:  # which has looked at nothing yet
+    with LogStore(tmp_path / "store", background=False) as store:  # this store has not read the bucket yet
         log = store.topic("a").partition(0)
         assert tail(log)
         assert store._remote_reader.reader is None

@@ -642,7 +642,7 @@ _OLD = {
 
 
 def test_what_was_shipped_before_is_read_as_before(tmp_path: Path, old: Watched) -> None:
-    """Restored, followed, read from where it lies."""
+    """An object that an older version shipped is restored, followed by a replica, and read in place."""
     check(old, tmp_path, _OLD)
 
 

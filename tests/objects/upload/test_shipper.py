@@ -312,10 +312,12 @@ def test_chunks_are_compared_again_after_a_put_that_failed(
     for key in (b"1", b"2", b"3"):
         log.append([old], [key])
     shipper.run_cycle()
-    log.append([new], [b"1"])  # so the copy is larger than what was shipped of the segment, but not by as much again
+    # Makes the copy larger than the shipped part of the segment, but less than twice as large.
+    log.append([new], [b"1"])
     log.roll()
     log.compact()
-    monkeypatch.setattr(SegmentUploader, "start", lambda self, planned: 1)  # chunks stand for the segment meanwhile
+    # Uploads no segment, so that its chunks stay in use.
+    monkeypatch.setattr(SegmentUploader, "start", lambda self, planned: 1)
     bucket.fail = 1
     with pytest.raises(ObjectStoreError):
         shipper.run_cycle()
@@ -420,7 +422,7 @@ def test_who_cannot_be_told_keeps_it_from_no_other(
 def test_what_lies_there_for_nobody_is_condemned(
     store: LogStore, shipper: Shipper, bucket: Unreliable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tails whose manifests were never put."""
+    """Tails whose manifests were never put are condemned."""
     monkeypatch.setattr("segmentlog.policy.upload_policy.INLINE_BYTES", 0)
     log = store.topic("b").partition(0)
     for number in range(3):
@@ -446,7 +448,7 @@ def check_condemned(store: LogStore, shipper: Shipper, bucket: Unreliable, left:
     """Check that leftovers are condemned, and that every object is in the manifest."""
     assert left
     deadline = time.monotonic() + 20
-    while True:  # an upload whose topic is gone is not waited for
+    while True:  # shipping does not wait for the upload of a deleted topic, so it is repeated
         store.topic("a").partition(0).append([b"goes on"])
         shipper.ship()
         assert shipper.manifest is not None

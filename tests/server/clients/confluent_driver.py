@@ -31,7 +31,7 @@ class ConfluentDriver(Driver):
 
     def create(self, topic: str, partitions: int, config: dict[str, str]) -> None:
         new = NewTopic(topic, num_partitions=partitions, replication_factor=1, config=config)
-        admin = self._admin()  # what it was asked for ends with it
+        admin = self._admin()  # a variable, because its requests end when it is collected
         admin.create_topics([new])[topic].result(WAIT_S)
 
     def write(

@@ -36,7 +36,7 @@ def java_command(
 
     ``more``: further folders of that kind. Raises `Missing` if it is not available.
     """
-    # It starts in half the time where the compiler for what runs long is left out.
+    # Without the optimizing compiler, which pays off in long runs only, it starts in half the time.
     settings = ["-XX:TieredStopAtLevel=1", "-Xshare:auto", f"-Xmx{memory}", *options]
     return ["java", *settings, "-cp", os.pathsep.join(map(class_path, (project, *more))), main, *map(str, words)]
 
@@ -58,7 +58,7 @@ def class_path(project: Path = _HERE) -> str:
         subprocess.run(
             ["mvn", "-B", "-q", "-f", str(project / "pom.xml"), "dependency:copy-dependencies",
              f"-DoutputDirectory={libraries}",
-             # Java asks the system where home is, and not $HOME: of some users there is none.
+             # Java reads the home folder from the user database, not from $HOME, and some users have none there.
              f"-Dmaven.repo.local={Path.home()}/.m2/repository"],
             check=True, capture_output=True, text=True, timeout=300,
         )  # fmt: skip

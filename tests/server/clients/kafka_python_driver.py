@@ -87,7 +87,7 @@ class KafkaPythonDriver(Driver):
                 found.clear()
         finally:
             consumer.close()
-            gc.collect()  # it forgets a connection that was being made just then, and does not close it
+            gc.collect()  # closes a connection that it was opening just then, and forgot
 
     def member(self, group: str, topic: str) -> list[str]:
         return [sys.executable, str(_MEMBER), self.name, self.bootstrap, group, topic]

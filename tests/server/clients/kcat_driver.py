@@ -27,7 +27,7 @@ class KcatDriver(Driver):
     def write(
         self, topic: str, records: Sequence[Sent], *, codec: str = "none", acks: str = "all", idempotent: bool = False
     ) -> list[tuple[int, int]]:
-        for one in records:  # one at a time: headers and the partition are those of a run
+        for one in records:  # a run for each record: kcat takes headers and the partition once per run
             settings = ["-t", topic, "-p", str(one.partition), "-z", codec, "-X", f"acks={acks}", "-Z", "-K", ":"]
             settings += ["-X", f"enable.idempotence={str(idempotent).lower()}"]
             for name, value in one.headers:

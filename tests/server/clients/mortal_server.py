@@ -57,7 +57,7 @@ _ANSWERS: dict[str, Callable[..., Any]] = {"flush": flush, "lost": lost, "commit
 def main() -> None:
     """Serve until it is killed."""
     path, port, boot = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-    # No background: what is on the disk is what was asked for to be there, and not a matter of time.
+    # Without a background thread, only requests make data durable, so that a test knows what is on disk.
     store = LogStore(path, fs=OneBoot(boot), background=False)
     groups = GroupSettings(initial_rebalance_delay_ms=100, min_session_timeout_ms=100)
     settings = ServerSettings(acks_all="written", groups=groups)

@@ -125,7 +125,7 @@ def test_who_reads_by_himself_is_told(server: MortalServer, start: Start, reset:
     wait_until(lambda: reader.told == before, "it does not read")
     base_offset, end = lose(server, "t", 5)
     told = [f"truncated 10 {base_offset}"] if reset == "none" else []
-    if appended == "late":  # batches without records lead it to the end of what was lost, and it waits there
+    if appended == "late":  # empty batches lead it to the end of the lost range, where it waits
         wait_until(lambda: f"at {end}" in reader.told, "it stays where it cannot read on")
     write(server, "t", numbers(10, 15))
     after = [f"{end + number} v{10 + number}" for number in range(5)]
@@ -296,7 +296,8 @@ def test_transactions_of_librdkafka_go_on(server: MortalServer, is_open: bool, w
     if writes_on or not is_open:
         producer.produce("t", b"more", partition=0)
     error = failed(lambda: producer.commit_transaction(30))
-    if is_open and not writes_on:  # what was asked for may be what was done before the crash
+    # Librdkafka cannot know whether the commit it asked for was carried out before the crash.
+    if is_open and not writes_on:
         assert error.fatal()
         producer = confluent_kafka.Producer({"bootstrap.servers": server.address, "transactional.id": "app"})
         producer.init_transactions(30)
@@ -306,7 +307,7 @@ def test_transactions_of_librdkafka_go_on(server: MortalServer, is_open: bool, w
     producer.begin_transaction()
     producer.produce("t", b"next", partition=0)
     error = failed(lambda: producer.commit_transaction(30))
-    if error is not None:  # it went on to count what is lost, and needs another epoch
+    if error is not None:  # it counted on from the lost sequence numbers, and needs a new epoch
         assert error.txn_requires_abort()
         assert error.code() == confluent_kafka.KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER
         producer.abort_transaction(30)

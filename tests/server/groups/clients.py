@@ -113,7 +113,7 @@ def settle(*clients: Client) -> None:
     ends = time.monotonic() + WAIT_S
 
     def live(client: Client) -> None:
-        # A client that must join again discards its result: until it has joined, it is not settled.
+        # A client that must join again discards its assignment, and is not settled until it has joined.
         while time.monotonic() < ends:
             if client.assignment and client.heartbeat() is ErrorCode.NONE:
                 settled[client.name] = client.generation

@@ -278,7 +278,7 @@ def test_a_lost_answer_is_given_again(bench: _Bench) -> None:
 
 
 def test_another_subscription_makes_all_join(bench: _Bench) -> None:
-    """A member that says something else than before."""
+    """If a member joins again with another subscription, all members must join again."""
     bench.settle("a", "b")
     bench.rejoin("b", protocols=(("range", b"t,u"),))
     assert bench.heartbeat("a") is ErrorCode.REBALANCE_IN_PROGRESS

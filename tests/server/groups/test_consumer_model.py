@@ -196,7 +196,7 @@ class _Classic(_Client):
         )
 
     def is_member(self) -> bool:
-        # A static member that is late is one still in the classic protocol, and what it had is given to others.
+        # A late static member is still in the classic protocol, and its partitions are given to others.
         return super().is_member() and (self.instance_id is None or self.epoch == self.world.epoch_of(self.id))
 
     def assignments(self) -> list[tuple[str, bytes]]:

@@ -166,14 +166,14 @@ def test_names_that_are_none(desk: Desk) -> None:
 
 
 def test_to_see_whether_it_could_be_done(desk: Desk) -> None:
-    """Changes nothing, and refuses what would be refused."""
+    """A request with validate_only changes nothing, and refuses invalid settings."""
     assert alter(desk, (SESSION, SET, "50000"), validate_only=True) == ErrorCode.NONE
     assert alter(desk, (SESSION, SET, "x"), validate_only=True) == ErrorCode.INVALID_CONFIG
     assert told(desk)[SESSION] == ("45000", 5)
 
 
 def test_who_may_not(desk: Desk) -> None:
-    """ALTER_CONFIGS and DESCRIBE_CONFIGS of the group."""
+    """Each request requires ALTER_CONFIGS or DESCRIBE_CONFIGS on the group."""
     desk.broker.authorizer.denied = Operation.ALTER_CONFIGS
     assert alter(desk, (SESSION, SET, "50000")) == ErrorCode.GROUP_AUTHORIZATION_FAILED
     assert told(desk)[SESSION] == ("45000", 5)

@@ -193,7 +193,7 @@ def test_kafka_python(served: Served, store: LogStore) -> None:
             for one in members:
                 for tp, records in one.poll(timeout_ms=50, max_records=7).items():
                     found |= {(tp.partition, record.offset) for record in records}
-                # There was a rebalance, or there is one: the next round commits.
+                # A commit that fails because of a rebalance is repeated in the next round.
                 with contextlib.suppress(kafka.errors.CommitFailedError, kafka.errors.RebalanceInProgressError):
                     one.commit()
             if found and len(members) == 1:

@@ -121,7 +121,7 @@ def test_members_of_the_library_that_are_killed(
         assert client.sync().error is ErrorCode.NONE
         committed = store.group_offsets.committed("g")
         assert committed
-        # The library continues at the offsets of the clients, and clients at those of the library.
+        # The library's consumers and Kafka's clients continue at each other's offsets.
         where = [OffsetCommit("t", store.topic("t").id, number, 10) for number in range(2)]
         error, appended = coordinator.commit_offsets("g", where, member_id=client.id, generation=client.generation)
         assert error is ErrorCode.NONE

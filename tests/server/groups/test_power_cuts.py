@@ -252,7 +252,7 @@ class _Consumers(_Life):
         epoch, members = before
         with coordinator.locked_group("g") as group:
             assert group.generation >= epoch
-        # The client whose request had no answer repeats it; the others know nothing of the cut.
+        # The client whose request had no answer repeats it; the others have not noticed the power cut.
         asking = [name for name, told in members.items() if told != self.members[name]]
         assert len(asking) <= 1
         others = {name: told for name, told in members.items() if name not in asking}

@@ -81,7 +81,7 @@ def test_topics_and_groups(desk: Desk, client: Client) -> None:
 
 
 def test_what_brokers_do(desk: Desk, client: Client) -> None:
-    """Markers, and several names in one request."""
+    """Markers, and several names in one request, require CLUSTER_ACTION."""
     deny(desk, Operation.CLUSTER_ACTION, ResourceType.CLUSTER, CLUSTER_NAME)
     denied = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
     assert desk.ask(24, 4, AddPartitionsToTxnRequest()).error_code == denied

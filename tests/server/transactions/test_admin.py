@@ -81,7 +81,7 @@ def test_patterns(seed: int) -> None:
 
 
 def test_producers_of_a_partition(desk: Desk) -> None:
-    """Producers of every kind, with their open transactions."""
+    """The answer has the partition's producers with their open transactions."""
     client = Client(desk, is_new=True)
     client.begin()
     client.write(b"a", b"b")
