@@ -42,6 +42,9 @@ class Driver(ABC):
 
     A rebalance may come at any time, also between reading and committing: a member not heard of for a while was
     taken for dead. Then what was read and not committed is forgotten, since it comes again, to this member or another.
+    After a rebalance of the classic protocol, clients resume all partitions at their committed offsets. A member of the
+    consumer protocol keeps partitions and their positions, so after a refused commit it must seek to the committed
+    offsets itself.
     Nothing but that is a reason to try a commit again, and nothing is tried for longer than `WAIT_S`.
     """
 
