@@ -61,6 +61,10 @@ class SavedConsumerState(msgspec.Struct, frozen=True, omit_defaults=True):
     target: dict[str, list[int]] = {}
     is_classic: bool = False
     """Whether the member speaks the classic protocol."""
+    since: dict[int, dict[str, list[int]]] = {}
+    """Partitions of ``assigned`` and ``revoking``, by the epoch in which the member received them. The member received
+    all others in the group's current epoch. Earlier versions did not write this field: for their files, this is the
+    safe assumption."""
 
 
 class SavedMember(msgspec.Struct, frozen=True, omit_defaults=True):

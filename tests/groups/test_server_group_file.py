@@ -15,6 +15,7 @@ from segmentlog.clock import Clock
 from segmentlog.errors import GroupInUse, GroupNotEmpty
 from segmentlog.groups.server_group_file import (
     DamagedGroupFile,
+    SavedConsumerState,
     SavedGroup,
     SavedMember,
     WorkerIdentity,
@@ -85,6 +86,10 @@ def test_a_file_says_what_was_written() -> None:
     assert decode_saved_group(encode_saved_group(_GROUP)) == _GROUP
     assert decode_saved_group(encode_saved_group(SavedGroup())) == SavedGroup()
     assert encode_saved_group(SavedGroup()).endswith(b"\n{}\n")
+    consumer = SavedConsumerState(epoch=7, assigned={"id": [0, 1]}, since={5: {"id": [1]}})
+    group = SavedGroup(members=(SavedMember("m", consumer=consumer),))
+    assert b'"since":{"5":{"id":[1]}}' in encode_saved_group(group)
+    assert decode_saved_group(encode_saved_group(group)) == group
 
 
 def test_no_bit_of_a_file_changes_unnoticed() -> None:

@@ -20,9 +20,10 @@ ids before membership) and KIP-814 (a leader that may skip its assignment). Ther
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from segmentlog.groups.server_group_file import SavedGroup
+from segmentlog.records import PartitionId
 from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.groups.classic_types import (
     NEW_MEMBER_JOIN_TIMEOUT_MS,
@@ -298,10 +299,13 @@ class ClassicGroup(ClassicMembers):
             member.deadline_ms = now_ms + member.session_timeout_ms
 
     def may_commit(
-        self, member_id: str, generation: int, now_ms: int, *, instance_id: str | None = None,
-        is_transactional: bool = False,
+        self, member_id: str, generation: int, now_ms: int, *, partitions: Collection[PartitionId] = (),
+        instance_id: str | None = None, is_transactional: bool = False,
     ) -> ErrorCode:  # fmt: skip
-        """Return NONE if offsets may be committed for this member, else the error. Extends the member's session."""
+        """Return NONE if offsets may be committed for this member, else the error. Extends the member's session.
+
+        Ignores ``partitions``: each generation assigns all partitions again.
+        """
         if self.state is GroupState.DEAD:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         if generation < 0 and not member_id and instance_id is None:

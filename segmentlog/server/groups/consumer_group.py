@@ -8,9 +8,10 @@ has no leader, and answers every request at once. The methods have the same name
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from segmentlog.policy.reconciliation import Stage
+from segmentlog.records import PartitionId
 from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.groups.classic_types import JoinAnswer, JoinRequest, SyncAnswer, metadata_size_bytes
 from segmentlog.server.groups.consumer_heartbeat import HeartbeatHandler
@@ -197,10 +198,15 @@ class ConsumerGroup(HeartbeatHandler):
         return ErrorCode.NONE
 
     def may_commit(
-        self, member_id: str, generation: int, now_ms: int, *, instance_id: str | None = None,
-        is_transactional: bool = False,
+        self, member_id: str, generation: int, now_ms: int, *, partitions: Collection[PartitionId] = (),
+        instance_id: str | None = None, is_transactional: bool = False,
     ) -> ErrorCode:  # fmt: skip
-        """Return NONE if offsets may be committed for this member in this epoch, else the error."""
+        """Return NONE if offsets of these partitions may be committed for this member in this epoch, else the error.
+
+        The epoch may be older than the member's (KIP-1251), because the answer with the new epoch may not have reached
+        the member. Then the member must have held all partitions since the older epoch: no other member can have
+        committed offsets of them meanwhile. Otherwise the whole request is refused, as in Kafka.
+        """
         if self._is_dead:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         if generation < 0 and not self.members:
@@ -210,7 +216,11 @@ class ConsumerGroup(HeartbeatHandler):
         error = self._member_error(member_id, instance_id)
         if error is ErrorCode.NONE:
             member = self.members[member_id]
-            if generation != member.holding.epoch:
+            epoch = member.holding.epoch
+            has_held_all = generation < epoch and all(
+                self._has_held_since(member, partition, generation) for partition in partitions
+            )
+            if generation != epoch and not has_held_all:
                 return ErrorCode.STALE_MEMBER_EPOCH if member.classic is None else ErrorCode.ILLEGAL_GENERATION
         return error
 

@@ -19,6 +19,7 @@ from segmentlog.server.groups.consumer_types import (
     ASSIGNORS,
     ClassicProtocolState,
     ConsumerMember,
+    Ownership,
     TopicCatalog,
     TopicShape,
     by_topic,
@@ -49,7 +50,7 @@ class ConsumerMembers:
         self._settings = settings
         self._catalog = catalog
         self._static: dict[str, str] = {}
-        self._owners: dict[PartitionId, str] = {}
+        self._owners: dict[PartitionId, Ownership] = {}
         self._shapes: dict[str, TopicShape] = {}
         """The topics for which the target assignment was computed."""
         self._topics_checked_ms: int | None = None
@@ -149,14 +150,22 @@ class ConsumerMembers:
             return
         for partition in member.holding.held - holding.held:
             del self._owners[partition]
-        for partition in holding.held - member.holding.held:
-            assert partition not in self._owners, "a partition has one owner"
-            self._owners[partition] = member.id
+        # A partition that the member has released and receives again counts as received now.
+        regained = holding.assigned & member.holding.revoking
+        for partition in (holding.held - member.holding.held) | regained:
+            assert self._is_free_for(member, partition), "a partition has one owner"
+            self._owners[partition] = Ownership(member.id, self.generation)
         member.holding = holding
         self.is_changed = True
 
     def _is_free_for(self, member: ConsumerMember, partition: PartitionId) -> bool:
-        return self._owners.get(partition, member.id) == member.id
+        owner = self._owners.get(partition)
+        return owner is None or owner.member_id == member.id
+
+    def _has_held_since(self, member: ConsumerMember, partition: PartitionId, epoch: int) -> bool:
+        """Return whether the member holds the partition, and has held it without interruption since this epoch."""
+        owner = self._owners.get(partition)
+        return owner is not None and owner.member_id == member.id and owner.since_epoch <= epoch
 
     def _add(self, member: ConsumerMember) -> None:
         self.members[member.id] = member
@@ -234,18 +243,27 @@ class ConsumerMembers:
     def snapshot(self) -> SavedGroup:
         """Return the state to save: all that clients know, or are about to receive."""
         sessions = [self._session_ms(member) for member in self.all()]
+        since = self._earlier_epochs()
         return SavedGroup(
             held=bool(self.members), state=self.state.value, generation=self.generation,
             protocol_type=self.protocol_type, protocol=self.assignor, session_timeout_ms=max(sessions, default=0),
             is_consumer=True, topics={name: (of.id, of.partition_count) for name, of in sorted(self._shapes.items())},
-            members=tuple(self._saved(member) for member in self.all()),
+            members=tuple(self._saved(member, since.get(member.id, {})) for member in self.all()),
         )  # fmt: skip
 
     def _session_ms(self, member: ConsumerMember) -> int:
         classic = member.classic
         return classic.session_timeout_ms if classic else self._settings.consumer_session_timeout_ms
 
-    def _saved(self, member: ConsumerMember) -> SavedMember:
+    def _earlier_epochs(self) -> dict[str, dict[int, set[PartitionId]]]:
+        """Return the partitions that members received before the group's current epoch, by member id and epoch."""
+        found: dict[str, dict[int, set[PartitionId]]] = {}
+        for partition, owner in self._owners.items():
+            if owner.since_epoch != self.generation:
+                found.setdefault(owner.member_id, {}).setdefault(owner.since_epoch, set()).add(partition)
+        return found
+
+    def _saved(self, member: ConsumerMember, since: Mapping[int, Collection[PartitionId]]) -> SavedMember:
         holding = member.holding
         return SavedMember(
             member.id, member.instance_id, member.client_id, member.client_host, self._session_ms(member),
@@ -255,6 +273,7 @@ class ConsumerMembers:
                 holding.epoch, holding.previous_epoch, holding.stage, member.rack_id, member.topics, member.regex,
                 member.matched, member.assignor, by_topic(holding.assigned), by_topic(holding.revoking),
                 by_topic(member.target), member.classic is not None,
+                {epoch: by_topic(partitions) for epoch, partitions in since.items()},
             ),
         )  # fmt: skip
 
@@ -287,6 +306,8 @@ class ConsumerMembers:
             self._set_holding(
                 member, Holding(known.epoch, known.previous_epoch, Stage(known.stage), assigned, revoking)
             )
+            for epoch, partitions in known.since.items():
+                self._owners.update(dict.fromkeys(partition_set(partitions), Ownership(member.id, epoch)))
             if revoking and member.classic is None:
                 member.revoked_by_ms = now_ms + member.rebalance_timeout_ms
             self._track_deadline(member)

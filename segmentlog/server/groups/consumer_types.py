@@ -24,6 +24,13 @@ ASSIGNORS: Final = {"uniform": "sticky", "range": "range"}
 Partitions = frozenset[PartitionId]
 
 
+class Ownership(NamedTuple):
+    """The member that holds a partition, and the group's epoch in which it received the partition."""
+
+    member_id: str
+    since_epoch: int
+
+
 class TopicShape(NamedTuple):
     """Id and partition count of a topic."""
 

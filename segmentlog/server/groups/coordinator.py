@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from segmentlog.errors import GroupInUse, GroupNotEmpty, InvalidConfig
 from segmentlog.groups.server_groups import OffsetCommit
 from segmentlog.log.producer_state import ProducerStamp
-from segmentlog.records import TopicPartition
+from segmentlog.records import PartitionId, TopicPartition
 from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.groups.cached_group import AnswerWaiter, CachedGroup, GroupUnavailable
 from segmentlog.server.groups.classic_group import ClassicGroup
@@ -198,13 +198,15 @@ class GroupCoordinator(GroupManager):
         """Append committed offsets of a member, or of a client outside of the group. Raises the errors of an append.
 
         Return (error, appended range), with None as range if nothing was appended. The caller must sync the range.
-        ``stamp`` is the producer of the transaction to which the offsets belong.
+        An error applies to all ``positions``. ``stamp`` is the producer of the transaction to which the offsets belong.
         """
         with self._locked(group) as cached:
             machine = cached.machine
             error = machine.may_commit(
-                member_id, generation, self._now_ms(), instance_id=instance_id, is_transactional=stamp is not None
-            )
+                member_id, generation, self._now_ms(),
+                partitions=[PartitionId(position.topic_id, position.partition) for position in positions],
+                instance_id=instance_id, is_transactional=stamp is not None,
+            )  # fmt: skip
             if error is not ErrorCode.NONE or not positions:
                 return error, None
             if machine.members:

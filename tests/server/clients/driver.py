@@ -43,6 +43,10 @@ class Driver(ABC):
     A rebalance may come at any time, also between a read and its commit: a member that was silent for a while is
     considered dead. Records that were read and not committed then come again, to this member or another one, so the
     driver forgets them. It retries a commit only for this reason, and nothing for longer than `WAIT_S`.
+
+    After a rebalance of the classic protocol, clients resume all partitions at their committed offsets. A member of the
+    consumer protocol keeps partitions and their positions, so after a refused commit it must seek to the committed
+    offsets itself.
     """
 
     name: ClassVar[str]

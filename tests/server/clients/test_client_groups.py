@@ -7,7 +7,9 @@ import signal
 import subprocess
 import threading
 from collections import defaultdict
+from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 import pytest
 from server.clients.driver import SESSION_TIMEOUT_MS, Driver, text_of
@@ -16,8 +18,11 @@ from waiting import wait_until
 import segmentlog
 from segmentlog.objects.bucket.url import open_bucket
 from segmentlog.objects.restore.restore import restore
+from segmentlog.records import PartitionId
 from segmentlog.security.security_settings import Security
+from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.embedded import Server
+from segmentlog.server.groups.classic_group import ClassicGroup
 from segmentlog.server.groups.classic_types import GroupSettings
 from segmentlog.server.server_settings import ServerSettings
 from segmentlog.store import LogStore
@@ -89,6 +94,37 @@ def test_no_lag_where_a_restore_left_a_gap(kind: type[Driver], tmp_path: Path) -
             assert found == [(lost.end_offset, b"new"), (lost.end_offset + 1, b"newer")]
             if kind.has_admin:
                 assert client.lag("g", "t") == {0: 0}
+
+
+def test_a_commit_that_is_refused(kind: type[Driver], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the server refuses a commit, the client reads the records again: alone in its group, and as a member."""
+    if kind.name == "kcat":
+        pytest.skip("kcat does not report refused commits")
+    refused: set[PartitionId] = set()
+    real = ClassicGroup.may_commit
+
+    def refuse_once(self: ClassicGroup, *args: Any, partitions: Collection[PartitionId], **options: Any) -> ErrorCode:
+        error = ErrorCode.NONE if refused.issuperset(partitions) else ErrorCode.ILLEGAL_GENERATION
+        refused.update(partitions)
+        return error or real(self, *args, partitions=partitions, **options)
+
+    monkeypatch.setattr(ClassicGroup, "may_commit", refuse_once)
+    with segmentlog.open(tmp_path / "store", background=False) as store:
+        store.create_topic("t", partitions=2, fsync="never")
+        for partition in store.topic("t").partitions():
+            partition.append([b"%d" % number for number in range(10)])
+        every = {(number, offset) for number in range(2) for offset in range(10)}
+        with _serving(store) as server:
+            client = kind(server.bootstrap_servers)
+            assert {(one.partition, one.offset) for one in client.consume("g", "t", 20)} == every
+            assert len(refused) == 2
+            refused.clear()
+            member = _Member(client.member("h", "t"))
+            try:
+                wait_until(lambda: {told[:2] for told in member.told} == every, lambda: f"only {member.told}")
+            finally:
+                member.kill()
+            assert len(refused) == 2
 
 
 class _Member:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,12 @@ from server.groups.serving import served as served
 from server.groups.serving import store as store
 from waiting import wait_until
 
+from segmentlog.records import PartitionId
+from segmentlog.security.security_settings import Security
+from segmentlog.server.codec.kafka_errors import ErrorCode
+from segmentlog.server.embedded import Server
+from segmentlog.server.groups.consumer_group import ConsumerGroup
+from segmentlog.server.server_settings import ServerSettings
 from segmentlog.store import LogStore
 
 confluent_kafka = pytest.importorskip("confluent_kafka")
@@ -173,13 +179,44 @@ class _Java:
         self._process.stdout.close()
 
 
-@pytest.mark.long
-def test_java(served: Served, store: LogStore) -> None:
-    """Three of Kafka's own clients share; after a kill, the others take over, and all records are committed."""
+def _need_java() -> None:
     try:
         java_command("Client")
     except Missing as error:
         pytest.skip(str(error))
+
+
+@pytest.mark.long
+def test_a_commit_of_java_that_is_refused(store: LogStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the server refuses a commit, and the member keeps its partitions, the member reads the records again."""
+    _need_java()
+    refused: set[PartitionId] = set()
+    real = ConsumerGroup.may_commit
+
+    def refuse_once(self: ConsumerGroup, *args: Any, partitions: Collection[PartitionId], **options: Any) -> ErrorCode:
+        error = ErrorCode.NONE if refused.issuperset(partitions) else ErrorCode.STALE_MEMBER_EPOCH
+        refused.update(partitions)
+        return error or real(self, *args, partitions=partitions, **options)
+
+    monkeypatch.setattr(ConsumerGroup, "may_commit", refuse_once)
+    server = Server(
+        store, host="127.0.0.1", port=0, advertise=None, settings=ServerSettings(), security=Security(),
+        owns_store=False,
+    )  # fmt: skip
+    with server:
+        member = _Java(server.bootstrap_servers)
+        try:
+            every = {(number, offset) for number in range(PARTITIONS) for offset in range(10)}
+            wait_until(lambda: member.told == every, lambda: f"only {sorted(member.told)} is committed")
+        finally:
+            member.kill()
+    assert len(refused) == PARTITIONS
+
+
+@pytest.mark.long
+def test_java(served: Served, store: LogStore) -> None:
+    """Three of Kafka's own clients share; when one is killed the others take its share, and all is committed."""
+    _need_java()
     members = [_Java(served.address) for _ in range(3)]
     try:
 

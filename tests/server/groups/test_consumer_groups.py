@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from server.groups.clients import TestClock
 
+from segmentlog.groups.server_groups import OffsetCommit
 from segmentlog.log.producer_state import ProducerStamp
 from segmentlog.records import TopicPartition
 from segmentlog.security.acls import OpenAuthorizer
@@ -392,11 +393,13 @@ def test_positions(door: _Door) -> None:
     """A member in its epoch may commit and fetch offsets, and any client may if the group is empty."""
     epoch = door.join("a").member_epoch
     commits = door.broker.groups.commit_offsets
-    assert commits("g", [], member_id="a", generation=epoch)[0] is ErrorCode.NONE
-    assert commits("g", [], member_id="a", generation=epoch - 1)[0] is ErrorCode.STALE_MEMBER_EPOCH
+    where = [OffsetCommit("t", door.store.topic("t").id, 0, 1)]
+    assert commits("g", where, member_id="a", generation=epoch)[0] is ErrorCode.NONE
+    for stale in (epoch - 1, epoch + 1):
+        assert commits("g", where, member_id="a", generation=stale)[0] is ErrorCode.STALE_MEMBER_EPOCH
     stamp = ProducerStamp(1, 0, -1, True)
-    stale = commits("g", [], member_id="a", generation=epoch - 1, stamp=stamp)
-    assert stale[0] is ErrorCode.STALE_MEMBER_EPOCH, "which TxnOffsetCommit has other words for before version 6"
+    refused = commits("g", where, member_id="a", generation=epoch - 1, stamp=stamp)
+    assert refused[0] is ErrorCode.STALE_MEMBER_EPOCH, "which TxnOffsetCommit has other words for before version 6"
     assert commits("g", [], member_id="b", generation=epoch)[0] is ErrorCode.UNKNOWN_MEMBER_ID
     assert commits("g", [])[0] is ErrorCode.UNKNOWN_MEMBER_ID
 
@@ -484,10 +487,9 @@ def test_there_and_back(door: _Door) -> None:
     assert sorted(_numbers(door.beat("new", new.member_epoch)) + share) == [0, 1, 2, 3]
     door.restart()
     assert door.classic_beat(again) is ErrorCode.NONE
-    assert (
-        door.broker.groups.commit_offsets("g", [], member_id=again.member_id, generation=0)[0]
-        is ErrorCode.ILLEGAL_GENERATION
-    )
+    where = [OffsetCommit("t", door.store.topic("t").id, share[0], 1)]
+    refused = door.broker.groups.commit_offsets("g", where, member_id=again.member_id, generation=0)
+    assert refused[0] is ErrorCode.ILLEGAL_GENERATION
     door.beat("new", -1)
     assert door.describe().error_code == ErrorCode.GROUP_ID_NOT_FOUND
     assert door.classic_beat(again) is ErrorCode.REBALANCE_IN_PROGRESS

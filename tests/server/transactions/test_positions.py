@@ -7,9 +7,14 @@ from server.transactions.clients import Client, both
 from server.wire_client import Desk
 
 from segmentlog.records import TopicPartition
-from segmentlog.server.codec.generated.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
+from segmentlog.server.codec.generated.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest, TopicPartitions
 from segmentlog.server.codec.generated.heartbeat import HeartbeatRequest
 from segmentlog.server.codec.generated.join_group import JoinGroupRequest, JoinGroupRequestProtocol
+from segmentlog.server.codec.generated.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+)
 from segmentlog.server.codec.generated.offset_fetch import (
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
@@ -125,6 +130,41 @@ def test_words_that_a_version_has(desk: Desk, version: int) -> None:
     member = {"generation_id_or_member_epoch": epoch, "member_id": "m"}
     assert client.commit_offset(7, version=version, **member) == client.end() == NONE
     assert desk.broker.store.group_offsets.committed("g")[TopicPartition("t", 0)].offset == 7
+
+
+@pytest.mark.parametrize("version", [5, 6])
+def test_an_epoch_older_than_the_members(desk: Desk, version: int) -> None:
+    """OffsetCommit and TxnOffsetCommit accept it for partitions that the member has held since, and for no other."""
+    topic_id = wire_id(desk.broker.store.topic("t").id)
+
+    def beat(member: str, epoch: int, *owned: int) -> int:
+        request = ConsumerGroupHeartbeatRequest(
+            "g", member, epoch, subscribed_topic_names=["t"], rebalance_timeout_ms=5000,
+            topic_partitions=[TopicPartitions(topic_id, list(owned))] if owned else [],
+        )  # fmt: skip
+        return int(desk.ask(68, 1, request).member_epoch)
+
+    def commit(member: str, epoch: int, *partitions: int) -> list[int]:
+        wanted = [OffsetCommitRequestPartition(number, 7) for number in partitions]
+        request = OffsetCommitRequest("g", epoch, member, topics=[OffsetCommitRequestTopic("t", partitions=wanted)])
+        return [one.error_code for one in desk.ask(8, 9, request).topics[0].partitions]
+
+    former = beat("a", 0)
+    beat("b", 0)
+    beat("a", former, 0, 1)
+    assert beat("a", former, 0) > former
+    client = Client(desk, is_new=True)
+    client.begin()
+    member = {"generation_id_or_member_epoch": former, "member_id": "a", "version": version}
+    stale = ErrorCode.STALE_MEMBER_EPOCH
+    in_words = stale if version == 6 else ErrorCode.ILLEGAL_GENERATION
+    assert client.commit_offset(5, partition=1, **member) == in_words
+    assert client.commit_offset(5, **member) == client.end() == NONE
+    assert position(desk) == (5, NONE)
+    assert commit("a", former, 0, 1) == [stale, stale]
+    assert position(desk) == (5, NONE)
+    assert commit("a", former, 0) == [NONE]
+    assert position(desk) == (7, NONE)
 
 
 def test_members_of_the_library_keep_others_out(desk: Desk) -> None:

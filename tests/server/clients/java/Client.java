@@ -13,6 +13,7 @@ import java.util.Map;
 import java.util.Properties;
 import java.util.TreeMap;
 import java.util.concurrent.Future;
+import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.stream.Collectors;
 import org.apache.kafka.clients.admin.Admin;
 import org.apache.kafka.clients.admin.NewTopic;
@@ -28,6 +29,8 @@ import org.apache.kafka.clients.producer.ProducerRecord;
 import org.apache.kafka.clients.producer.RecordMetadata;
 import org.apache.kafka.common.TopicPartition;
 import org.apache.kafka.common.errors.RebalanceInProgressException;
+import org.apache.kafka.common.errors.StaleMemberEpochException;
+import org.apache.kafka.common.errors.UnknownMemberIdException;
 import org.apache.kafka.common.header.Header;
 import org.apache.kafka.common.header.internals.RecordHeader;
 import org.apache.kafka.common.serialization.ByteArrayDeserializer;
@@ -155,14 +158,19 @@ public class Client {
         List<String> found = new ArrayList<>();
         try (var consumer = new KafkaConsumer<byte[], byte[]>(settings)) {
             Map<TopicPartition, OffsetAndMetadata> read = new HashMap<>();
-            Runnable forget = () -> {
-                found.clear();
-                read.clear();
-            };
-            consumer.subscribe(List.of(topic), new AtRebalance(forget));
+            var mustRewind = new AtomicBoolean(); // there was a rebalance, or a commit was refused
+            consumer.subscribe(List.of(topic), new AtRebalance(mustRewind));
             long until = System.currentTimeMillis() + PATIENCE_MS;
             while (true) {
-                for (var record : consumer.poll(SOON)) {
+                check(until, found.size());
+                var records = consumer.poll(SOON);
+                if (mustRewind.getAndSet(false)) {
+                    found.clear();
+                    read.clear();
+                    rewind(consumer);
+                    continue;
+                }
+                for (var record : records) {
                     if (found.size() < count) {
                         found.add(text(record));
                         read.put(
@@ -173,11 +181,10 @@ public class Client {
                 }
                 if (found.size() == count) {
                     if (isCommitted(consumer, read)) {
-                        return List.copyOf(found); // closing revokes, too
+                        return found;
                     }
-                    forget.run();
+                    mustRewind.set(true);
                 }
-                check(until, found.size());
             }
         }
     }
@@ -189,25 +196,50 @@ public class Client {
             consumer.subscribe(List.of(topic));
             while (true) {
                 var records = consumer.poll(SOON);
-                if (!records.isEmpty() && isCommitted(consumer, records.nextOffsets())) {
-                    for (var record : records) {
-                        OUT.println(record.partition() + " " + record.offset() + " " + text(record.value()));
-                    }
-                    OUT.flush();
+                if (records.isEmpty()) {
+                    continue;
                 }
+                if (!isCommitted(consumer, records.nextOffsets())) {
+                    rewind(consumer);
+                    continue;
+                }
+                for (var record : records) {
+                    OUT.println(record.partition() + " " + record.offset() + " " + text(record.value()));
+                }
+                OUT.flush();
             }
         }
     }
 
-    /** What was read and not committed comes again after a rebalance. */
-    record AtRebalance(Runnable forget) implements ConsumerRebalanceListener {
+    record AtRebalance(AtomicBoolean flag) implements ConsumerRebalanceListener {
         public void onPartitionsRevoked(Collection<TopicPartition> revoked) {
-            forget.run();
+            flag.set(true);
         }
 
         public void onPartitionsAssigned(Collection<TopicPartition> assigned) {
-            forget.run();
+            flag.set(true);
         }
+    }
+
+    /** Seek to the committed offsets, so that the consumer reads again what it has read and not committed. */
+    static void rewind(KafkaConsumer<byte[], byte[]> consumer) {
+        Map<TopicPartition, OffsetAndMetadata> committed;
+        try {
+            committed = consumer.committed(consumer.assignment());
+        } catch (UnknownMemberIdException | StaleMemberEpochException error) {
+            return; // the consumer is not a member any more, and loses all partitions
+        }
+        committed.forEach((kept, position) -> {
+            try {
+                if (position == null) {
+                    consumer.seekToBeginning(List.of(kept));
+                } else {
+                    consumer.seek(kept, position);
+                }
+            } catch (IllegalStateException error) {
+                // The consumer has lost this partition in the meantime.
+            }
+        });
     }
 
     /** False: there is a rebalance, or there was one. */

@@ -79,9 +79,11 @@ async function read (server, topic, count, committed) {
 async function consume (server, group, topic, count) {
   const consumer = consumerAt(server, group, {})
   const found = []
+  const first = new Map()
   const next = new Map()
   const forget = () => {
     found.length = 0
+    first.clear()
     next.clear()
   }
   consumer.on(consumer.events.GROUP_JOIN, forget) // what was read and not committed comes again
@@ -93,6 +95,7 @@ async function consume (server, group, topic, count) {
       eachMessage: async ({ partition, message }) => {
         if (found.length < Number(count)) {
           found.push(told(partition, message))
+          if (!first.has(partition)) first.set(partition, message.offset)
           next.set(partition, String(BigInt(message.offset) + 1n))
         }
       }
@@ -103,7 +106,8 @@ async function consume (server, group, topic, count) {
         await consumer.commitOffsets([...next].map(([partition, offset]) => ({ topic, partition, offset })))
         break
       } catch (error) {
-        if (!REBALANCED.includes(error.type)) throw error
+        if (!REBALANCED.includes((error.cause || error).type)) throw error
+        for (const [partition, offset] of first) consumer.seek({ topic, partition, offset })
         forget()
       }
     }
