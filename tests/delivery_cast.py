@@ -9,11 +9,12 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import delivery_checker as checker
+from waiting import wait_until
 
 PATIENCE_S = 120.0
 _TESTS = Path(__file__).parent
@@ -22,9 +23,10 @@ _TESTS = Path(__file__).parent
 class Nursery:
     """Forks processes."""
 
-    def __init__(self, script: Path) -> None:
+    def __init__(self, script: Path, prefix: Sequence[str] = ()) -> None:
+        """Start the program ``script``. ``prefix``: the beginning of its command, for example to start it elsewhere."""
         self.process = subprocess.Popen(
-            [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            [*prefix, sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             env={**os.environ, "PYTHONPATH": os.pathsep.join((str(_TESTS), *sys.path))},
         )  # fmt: skip
 
@@ -60,6 +62,8 @@ class Cast:
         self.stopped: dict[int, dict[str, Any]] = {}
         self.ending: list[int] = []
         """Told to end: they may have to wait for a lock that a stopped one holds."""
+        self._read: dict[str, int] = {}
+        self._told: dict[str, list[checker.Event]] = {}
 
     def close(self) -> None:
         """Leave nobody behind."""
@@ -132,6 +136,25 @@ class Cast:
             self.terminate(pid)
         while self.ending:
             self.end(self.ending.pop())
+
+    def label(self, pid: int) -> str:
+        return str((self.running.get(pid) or self.stopped[pid])["label"])
+
+    def told(self, label: str, *kinds: str) -> list[checker.Event]:
+        """What a player has written down so far, of these kinds."""
+        path, events = self.logs / label, self._told.setdefault(label, [])
+        if path.exists():
+            with open(path, "rb") as file:
+                file.seek(self._read.get(label, 0))
+                whole, ends, _ = file.read().rpartition(b"\n")
+                self._read[label] = self._read.get(label, 0) + len(whole) + len(ends)
+                events += [json.loads(line) for line in whole.splitlines()]
+        return [event for event in events if event[0] in kinds]
+
+    def until_told(self, label: str, *kinds: str) -> checker.Event:
+        """Return the first of these that it writes down."""
+        wait_until(lambda: self.told(label, *kinds), f"{label} has not said {kinds}; {self.where}")
+        return self.told(label, *kinds)[0]
 
     def events(self) -> Iterator[checker.Event]:
         for log in sorted(self.logs.iterdir()):
