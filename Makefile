@@ -57,12 +57,13 @@ test-crash: $(VENV)/.installed-test  ## hours of crashes: 1,000,000 power cuts, 
 	    SEGMENTLOG_FORK_POINTS=0 SEGMENTLOG_LOCAL_ERRORS_EVERY=1 SEGMENTLOG_FAULTS_EVERY=1 SEGMENTLOG_INTERRUPT_POINTS=0 \
 	    SEGMENTLOG_ADMIN_ROUNDS=5000 SEGMENTLOG_PROTOCOL_ROUNDS=2000 SEGMENTLOG_SHIPPING_ROUNDS=5000 \
 	    SEGMENTLOG_STANDBY_ROUNDS=5000 SEGMENTLOG_STANDBY_STATES_EVERY=1 \
+	    SEGMENTLOG_MACHINES_ROUNDS=2000 SEGMENTLOG_MACHINES_OUTAGE_S=60 \
 	    SEGMENTLOG_S3_ROUNDS=1000 SEGMENTLOG_REWINDING_ROUNDS=2000 SEGMENTLOG_COST_ELEMENTS=100000 \
 	    SEGMENTLOG_SANITIZED_BATCHES=10000000 SEGMENTLOG_REPLICATION_RUNS=1500000 \
 	    $(PY) -m pytest -n $(WORKERS) --timeout 0 tests/crash tests/groups/test_groups.py tests/exchange/test_record_files.py \
 	    tests/cli/test_loading.py tests/damage/test_batches_in_values.py tests/log/test_lost_descriptors.py \
 	    tests/ecosystem/protocol tests/objects/upload/test_service.py tests/objects/test_real_stores.py \
-	    tests/objects/standby \
+	    tests/objects/standby tests/machines \
 	    tests/objects/restore/test_point_in_time.py tests/server/test_costs.py \
 	    tests/format/test_speedups.py tests/replication \
 	    $(PYTEST_ARGS)

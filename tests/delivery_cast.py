@@ -9,11 +9,12 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import delivery_checker as checker
+from waiting import wait_until
 
 PATIENCE_S = 120.0
 _TESTS = Path(__file__).parent
@@ -22,9 +23,10 @@ _TESTS = Path(__file__).parent
 class Nursery:
     """A process that forks the others."""
 
-    def __init__(self, script: Path) -> None:
+    def __init__(self, script: Path, prefix: Sequence[str] = ()) -> None:
+        """Start the program ``script``. ``prefix``: the beginning of its command, for example to start it elsewhere."""
         self.process = subprocess.Popen(
-            [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            [*prefix, sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             env={**os.environ, "PYTHONPATH": os.pathsep.join((str(_TESTS), *sys.path))},
         )  # fmt: skip
 
@@ -60,6 +62,8 @@ class Cast:
         self.stopped: dict[int, dict[str, Any]] = {}
         self.ending: list[int] = []
         """Processes that were asked to end; they may wait for a lock that a stopped process holds."""
+        self._read: dict[str, int] = {}
+        self._told: dict[str, list[checker.Event]] = {}
 
     def close(self) -> None:
         """Kill all processes."""
@@ -132,6 +136,25 @@ class Cast:
             self.terminate(pid)
         while self.ending:
             self.end(self.ending.pop())
+
+    def label(self, pid: int) -> str:
+        return str((self.running.get(pid) or self.stopped[pid])["label"])
+
+    def told(self, label: str, *kinds: str) -> list[checker.Event]:
+        """Return the events of these kinds that a player has recorded so far."""
+        path, events = self.logs / label, self._told.setdefault(label, [])
+        if path.exists():
+            with open(path, "rb") as file:
+                file.seek(self._read.get(label, 0))
+                whole, ends, _ = file.read().rpartition(b"\n")
+                self._read[label] = self._read.get(label, 0) + len(whole) + len(ends)
+                events += [json.loads(line) for line in whole.splitlines()]
+        return [event for event in events if event[0] in kinds]
+
+    def until_told(self, label: str, *kinds: str) -> checker.Event:
+        """Return the first of these that it writes down."""
+        wait_until(lambda: self.told(label, *kinds), f"{label} has not said {kinds}; {self.where}")
+        return self.told(label, *kinds)[0]
 
     def events(self) -> Iterator[checker.Event]:
         for log in sorted(self.logs.iterdir()):

@@ -80,6 +80,11 @@ class CrashFS:
             self._end()
             raise
 
+    @property
+    def pid(self) -> int:
+        """Process that serves the mount. While it is stopped (SIGSTOP), all calls on the mount wait."""
+        return self._process.pid
+
     def crash(self, seed: int, keep: Keep | None = None) -> list[str]:
         """Cut the power: lose some of the unsynced data, and return a line for each loss.
 

@@ -201,7 +201,8 @@ class ServerTransactions:
 
         With ``bumps_epoch`` the end of the transaction raises the epoch (KIP-890), and the call returns the new
         producer id and epoch. The client may then abort even if no transaction is open. Raises `TransactionAborted` if
-        the transaction could not be committed and was aborted; `WrongState`, `UnknownProducer`, `ProducerFenced`.
+        the transaction could not be committed and was aborted; `WrongState`, `UnknownProducer`, `ProducerFenced`; and
+        `ProducerBusy` while the last transaction cannot be finished.
         """
         with self._names.locked(name) as fence_fd:
             state = self._log.find(name)
@@ -210,6 +211,11 @@ class ServerTransactions:
                 state = self._checked_state(name, identity)
             if state.status in ("PrepareCommit", "PrepareAbort"):
                 state = self._completer.decide(name, state, fence_fd, fence=False)
+                may_be_repeated = is_repeated or (not bumps_epoch and state.log_epoch == self._log.epoch)
+                if state.is_open and not may_be_repeated:
+                    # The request is about a later transaction. Its outcome must not replace this decision, on which
+                    # the missing markers depend.
+                    raise _incomplete_markers_error(name)
             if state.status == "Ongoing":
                 state = self._decide(name, state, committed=committed, bumps_epoch=bumps_epoch)
             elif bumps_epoch and not is_repeated and not committed:

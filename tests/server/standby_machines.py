@@ -30,11 +30,14 @@ SHORT = ("--ship-interval", "100ms", "--standby-silence", "3s", "--standby-refus
 class Machine:
     """A folder, a port, and the server that runs on them, or has run."""
 
+    host = "127.0.0.1"
+    settings: tuple[str, ...] = (*SHORT, "--acks-all", "shipped")
+
     def __init__(self, folder: Path, name: str, url: str, *arguments: str, workers: int = 1) -> None:
         self.path = folder / name
         self.url = url
         self.port = free_ports(1 + workers)
-        self.address = f"127.0.0.1:{self.port}"
+        self.address = f"{self.host}:{self.port}"
         self.lines: list[str] = []
         self._arguments, self._workers = arguments, workers
         self.process: subprocess.Popen[str] | None = None
@@ -43,14 +46,23 @@ class Machine:
     def start(self, *arguments: str) -> Machine:
         self.lines.clear()
         command = [
-            sys.executable, "-m", "segmentlog", "--dir", str(self.path), "serve", "--listen", self.address,
-            "--workers", str(self._workers), "--standby", self.url, *SHORT, "--acks-all", "shipped", *self._arguments,
-            *arguments,
+            *self.program(), "--dir", str(self.path), "serve", "--listen", self.address,
+            "--workers", str(self._workers), "--standby", self.url, *self.settings, *self._arguments, *arguments,
         ]  # fmt: skip
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        self.process = subprocess.Popen(
+            command, stderr=subprocess.PIPE, text=True, start_new_session=True, env=self.environment()
+        )
         self._reader = threading.Thread(target=self._read, args=(self.process,), daemon=True)
         self._reader.start()
         return self
+
+    def program(self) -> list[str]:
+        """Return the beginning of the command."""
+        return [sys.executable, "-m", "segmentlog"]
+
+    def environment(self) -> dict[str, str] | None:
+        """Return the environment of the server; None for that of the test."""
+        return None
 
     def _read(self, process: subprocess.Popen[str]) -> None:
         assert process.stderr is not None

@@ -953,6 +953,38 @@ def test_so_it_is_for_a_client_of_a_server(store: segmentlog.LogStore, monkeypat
     assert store.transactions.states()["client"].status == "CompleteCommit"
 
 
+@pytest.mark.parametrize("committed", [False, True])
+@pytest.mark.parametrize("bumps_epoch", [False, True])
+def test_a_commit_without_its_markers_is_not_replaced(
+    store: segmentlog.LogStore, monkeypatch: pytest.MonkeyPatch, *, committed: bool, bumps_epoch: bool
+) -> None:
+    """Until all markers of a commit are written, the client's next request to end a transaction must wait.
+
+    After a takeover, a client ended its next transaction, which was lost. The store forgot the commit, and aborted it.
+    """
+    log, coordinator = store.topic("b").partition(0), store.transactions
+    remote = coordinator.server_transactions
+    numbers = remote.register("client", 60_000)
+    remote.add_partitions("client", numbers, [log])
+    stamp = segmentlog.ProducerStamp(
+        numbers.producer_id, numbers.epoch, 0, True, remote.append_check("client", numbers, log)
+    )
+    log.append([b"1"], producer=stamp)
+
+    def exhausted(*_: Any, **__: Any) -> Any:
+        raise segmentlog.OffsetGrantExhausted("b/0", 1)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(log._appender, "_place_locked", exhausted)
+        following = remote.end_transaction("client", numbers, committed=True, bumps_epoch=bumps_epoch)
+        patch.setattr(type(coordinator._log), "epoch", coordinator._log.epoch + 1)  # a crash, or a takeover
+        with pytest.raises(ProducerBusy):
+            remote.end_transaction("client", following, committed=committed, bumps_epoch=bumps_epoch)
+    store.finish_transactions()
+    assert values_of(store, "b") == [b"1"]
+    assert coordinator.states()["client"].status == "CompleteCommit"
+
+
 # ---------------------------------------------------------------- found by the checker of deliveries
 
 

@@ -78,8 +78,6 @@ class Game(Cast):
             "strategy": self.rng.choice(("range", "roundrobin", "cooperative-sticky")),
         }  # fmt: skip
         self.java = None if java is None else JavaPlayers(java, self.logs, self.shared)
-        self._read: dict[str, int] = {}
-        self._told: dict[str, list[checker.Event]] = {}
 
     def _begin_at_the_beginning(self) -> None:
         """Commit offset 0 for all partitions, also for later ones, so that no player has to ask where a partition
@@ -119,25 +117,6 @@ class Game(Cast):
     def players(self, kind: str, job: str = "") -> list[int]:
         """Return the running players of a kind."""
         return [pid for pid, one in self.running.items() if one["kind"] == kind and job in ("", one["job"])]
-
-    def label(self, pid: int) -> str:
-        return str((self.running.get(pid) or self.stopped[pid])["label"])
-
-    def told(self, label: str, *kinds: str) -> list[checker.Event]:
-        """Return the events of these kinds that a player has recorded so far."""
-        path, events = self.logs / label, self._told.setdefault(label, [])
-        if path.exists():
-            with open(path, "rb") as file:
-                file.seek(self._read.get(label, 0))
-                whole, ends, _ = file.read().rpartition(b"\n")
-                self._read[label] = self._read.get(label, 0) + len(whole) + len(ends)
-                events += [json.loads(line) for line in whole.splitlines()]
-        return [event for event in events if event[0] in kinds]
-
-    def until_told(self, label: str, *kinds: str) -> checker.Event:
-        """Return the first of these that it writes down."""
-        wait_until(lambda: self.told(label, *kinds), f"{label} has not said {kinds}; {self.where}")
-        return self.told(label, *kinds)[0]
 
     def until_all_play(self) -> None:
         """Wait until each player had a record acknowledged, committed or returned."""
