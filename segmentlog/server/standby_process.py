@@ -29,13 +29,14 @@ from segmentlog.objects.ownership.binding import read_binding
 from segmentlog.objects.replica.replica import is_harmless
 from segmentlog.objects.standby.roles import Role, find_role
 from segmentlog.objects.standby.standby import Standby
-from segmentlog.objects.standby.status import StandbyStatus, read_standby_status
+from segmentlog.objects.standby.status import StandbyStatus
 from segmentlog.security.listen_rules import start_listening
 from segmentlog.server.addresses import cluster_id_of
+from segmentlog.server.machine_cluster import standby_cluster
 from segmentlog.server.owner_probe import OwnerProbe
 from segmentlog.server.supervisor import HEARTBEAT_S, ServerPlan, StandbyProcesses
 from segmentlog.server.worker import KafkaWorker
-from segmentlog.server.worker_cluster import STANDBY_ID, WorkerCluster, WorkerNode
+from segmentlog.server.worker_cluster import WorkerNode
 from segmentlog.server.worker_lifecycle import StopSignal, send_heartbeats, serve_until_stopped, stop_with_supervisor
 from segmentlog.storage.fs import FileSystem
 
@@ -183,10 +184,11 @@ def run_standby_worker(
         names = (*plan.settings.allowed_hosts, *(node.host for node in nodes))
         settings = msgspec.structs.replace(plan.settings, auto_create=False, allowed_hosts=names)
         cluster_id = cluster_id_of(store.store_id)
-        worker = KafkaWorker(store, sockets, _owner_cluster(plan.path, cluster_id), settings, plan.security, plan.host)
+        cluster = standby_cluster(plan.path, cluster_id, nodes)
+        worker = KafkaWorker(store, sockets, cluster, settings, plan.security, plan.host)
 
         def status() -> dict[str, object]:
-            worker.broker.cluster = _owner_cluster(plan.path, cluster_id)
+            worker.broker.cluster = standby_cluster(plan.path, cluster_id, nodes)
             return {}
 
         for sock in sockets:
@@ -212,13 +214,6 @@ def wait_for_replica(path: str, stop: StopSignal, status_fd: int) -> bool:
 
 def _is_replica(fs: FileSystem, path: str) -> bool:
     return fs.exists(f"{path}/{REPLICA_FILE}") and fs.exists(f"{path}/{STORE_FILE}")
-
-
-def _owner_cluster(path: str, cluster_id: str) -> WorkerCluster:
-    """Return the cluster with the owner's workers, as far as the process that follows the owner knows them."""
-    status = read_standby_status(FileSystem(), path)
-    nodes = () if status is None else status.nodes
-    return WorkerCluster(cluster_id, [WorkerNode(node.node_id, node.host, node.port) for node in nodes], STANDBY_ID)
 
 
 STANDBY: Final = StandbyProcesses(run_standby, run_standby_worker)

@@ -31,18 +31,33 @@ class WorkerCluster:
     """All workers of a server. Immutable.
 
     In a worker of a standby, ``nodes`` are the workers of the owner's server, and ``own_id`` is `STANDBY_ID`.
+
+    idle_nodes  workers that lead nothing, and that clients get as brokers, too: at the owner those of another machine,
+                at a standby its own
     """
 
-    def __init__(self, cluster_id: str, nodes: Sequence[WorkerNode], own_id: int) -> None:
+    def __init__(
+        self, cluster_id: str, nodes: Sequence[WorkerNode], own_id: int, idle_nodes: Sequence[WorkerNode] = ()
+    ) -> None:
         self.cluster_id = cluster_id
         self.nodes = tuple(nodes)
         self.own_id = own_id
+        known = {node.node_id for node in nodes}
+        self.brokers = (*self.nodes, *(node for node in idle_nodes if node.node_id not in known))
+        """All nodes that clients get."""
         self._is_single = len(nodes) == 1 and own_id != STANDBY_ID
 
     @property
     def is_standby(self) -> bool:
         """Whether this worker leads nothing, and sends clients to the owner of the store."""
         return self.own_id == STANDBY_ID
+
+    def is_own(self, node_id: int) -> bool:
+        """Return whether a client that expects this node has connected to the right process."""
+        own_ids = (
+            [node.node_id for node in self.brokers if node not in self.nodes] if self.is_standby else [self.own_id]
+        )
+        return node_id in own_ids
 
     @property
     def controller_id(self) -> int:

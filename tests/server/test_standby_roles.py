@@ -12,18 +12,24 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from msgspec.structs import replace
 from objects.buckets import Memory
 from waiting import PATIENCE_S
 
 from segmentlog.cli.serve_command import _start_message
+from segmentlog.clock import Clock
 from segmentlog.errors import ShippingRefused
 from segmentlog.format.server_file import ServerNode, fault_of_nodes
 from segmentlog.objects.ownership.binding import Binding
+from segmentlog.objects.standby.status import FORMER_NODES_MS, StandbyStatus, write_standby_status
 from segmentlog.server import standby_process
 from segmentlog.server.addresses import worker_nodes
+from segmentlog.server.machine_cluster import owner_cluster, standby_cluster
 from segmentlog.server.standby_process import run_standby
 from segmentlog.server.supervisor import ServerPlan, StandbyPlan, Supervisor
+from segmentlog.server.worker_cluster import WorkerNode
 from segmentlog.server.worker_lifecycle import StopSignal
+from segmentlog.storage.fs import FileSystem
 
 URL = "https://account.blob.core.windows.net/c/store?sv=1&sig=SECRET"
 
@@ -121,3 +127,34 @@ def test_machines_have_node_ids_of_their_own() -> None:
     assert not fault_of_nodes(tuple(ServerNode(*node) for nodes in found for node in nodes))
     assert all(node.node_id < 2**30 for nodes in found for node in nodes)
     assert [node.node_id for node in alone] == list(range(1, 65))
+
+
+@pytest.mark.parametrize(
+    ("age_ms", "is_listed"), [(0, True), (FORMER_NODES_MS - 60_000, True), (FORMER_NODES_MS, False)]
+)
+def test_the_former_owner_stays_a_broker_for_a_while(tmp_path: Path, age_ms: int, *, is_listed: bool) -> None:
+    """After a takeover, both machines name both as brokers: else consumers of librdkafka may hang."""
+    m1, m2 = ServerNode(64, "m1", 9092), ServerNode(128, "m2", 9092)
+    one, two = WorkerNode(64, "m1", 9092), WorkerNode(128, "m2", 9092)
+    since_ms = Clock().now_ms() - age_ms
+    status = StandbyStatus(
+        url="file:///x", role="owner", owner_epoch=2, nodes=(m2,), former_nodes=(m1,), owner_since_ms=since_ms
+    )
+    path = str(tmp_path)
+    write_standby_status(FileSystem(), path, status)
+    owner = owner_cluster(path, "c", [two], 128)
+    write_standby_status(FileSystem(), path, replace(status, role="standby", former_nodes=()))
+    standby = standby_cluster(path, "c", [one])
+    assert owner.nodes == standby.nodes == (two,)
+    assert (
+        [node.host for node in owner.brokers]
+        == [node.host for node in standby.brokers]
+        == ["m2", "m1"][: 1 + is_listed]
+    )
+    assert owner.leader_of("00", 1) == standby.leader_of("00", 1) == two
+    assert (owner.is_own(128), owner.is_own(64), standby.is_own(64), standby.is_own(128)) == (
+        True,
+        False,
+        is_listed,
+        False,
+    )

@@ -84,6 +84,10 @@ class Standby:
         self._fs, self._clock = fs or FileSystem(), clock or Clock()
         last = read_standby_status(self._fs, path)
         self._watch = OwnerWatch(settings or TakeoverSettings(), last.answered_owner if last is not None else "")
+        self._former_nodes: tuple[ServerNode, ...] = ()
+        """Addresses of the owner that this machine follows, or followed before it became the owner."""
+        if last is not None:
+            self._former_nodes = last.former_nodes if last.role == Role.OWNER.value else last.nodes
         self._replica: Replica | None = None
         self._abandoned: Binding | None = None
         """The binding of a takeover that this machine has begun and given up."""
@@ -146,6 +150,7 @@ class Standby:
         decision = self._watch.decide(is_complete=self._is_complete)
         if decision.is_due:
             return self._take_over(decision.reason, decided_on=manifest.nonce)
+        self._former_nodes = manifest.owner.nodes
         return self._describe(manifest, Role.STANDBY, decision.reason, is_blocked=decision.is_blocked)
 
     @property
@@ -204,7 +209,7 @@ class Standby:
     def _describe_owner(self, manifest: Manifest, reason: str) -> StandbyStatus:
         """Return the status of this machine as the owner. The owner counts as one that has answered this machine."""
         self._watch.answered_owner = manifest.owner.id
-        return self._describe(manifest, Role.OWNER, reason)
+        return replace(self._describe(manifest, Role.OWNER, reason), former_nodes=self._former_nodes)
 
     def _describe(self, manifest: Manifest, role: Role, reason: str, *, is_blocked: bool = False) -> StandbyStatus:
         replica = None if self._replica is None else self._replica.status

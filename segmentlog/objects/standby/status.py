@@ -18,6 +18,14 @@ from segmentlog.storage.fs import FileSystem
 STALE_S: Final = 15.0
 """A status file that is older than this was left by a process that has ended, or hangs."""
 
+FORMER_NODES_MS: Final = 5 * 60_000
+"""For this time after a takeover, clients get the addresses of the former owner as brokers without partitions: as long
+as clients use metadata by default (``metadata.max.age.ms``).
+
+librdkafka removes a broker that is missing in the metadata at once, while it moves partitions to their new leader. In
+that moment a consumer may hang for ever (https://github.com/confluentinc/librdkafka/issues/5476).
+"""
+
 
 class StandbyStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Role of a machine in the shipped store, and its knowledge of the owner. Times are wall clock, in milliseconds.
@@ -28,6 +36,7 @@ class StandbyStatus(msgspec.Struct, frozen=True, kw_only=True):
     owner           host and epoch of the owner; empty if no store is shipped
     answered_owner  id of the owner whose server answered this machine last, or that this machine was
     nodes           addresses of the owner's workers; empty if no server serves the store
+    former_nodes    on the owner: addresses of the workers of the owner before, if this machine followed it
     owner_since_ms  when the owner became the owner
     shipped_ms      the owner's clock when it put the manifest that the replica has
     refreshed_ms    when the replica was last up to date with the manifest
@@ -45,12 +54,17 @@ class StandbyStatus(msgspec.Struct, frozen=True, kw_only=True):
     owner_epoch: int = 0
     answered_owner: str = ""
     nodes: tuple[ServerNode, ...] = ()
+    former_nodes: tuple[ServerNode, ...] = ()
     owner_since_ms: int = 0
     shipped_ms: int = 0
     refreshed_ms: int = 0
     lag_records: int = 0
     error: str = ""
     written_ms: int = 0
+
+    def is_takeover_recent(self, now_ms: int) -> bool:
+        """Return whether clients may still look for the former owner (`FORMER_NODES_MS`)."""
+        return self.owner_epoch > 1 and 0 <= now_ms - self.owner_since_ms < FORMER_NODES_MS
 
 
 _decoder = msgspec.json.Decoder(StandbyStatus)

@@ -52,7 +52,7 @@ def api_versions(call: RequestContext, request: ApiVersionsRequest) -> ApiVersio
         return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
     cluster = call.broker.cluster
     if request.cluster_id is not None and (
-        (request.cluster_id, request.node_id) != (cluster.cluster_id, cluster.own_id) or call.broker.is_taken_over
+        request.cluster_id != cluster.cluster_id or not cluster.is_own(request.node_id) or call.broker.is_taken_over
     ):
         return ApiVersionsResponse(error_code=ErrorCode.REBOOTSTRAP_REQUIRED)
     if request.client_software_name == OWNER_PROBE:

@@ -28,7 +28,7 @@ def describe_cluster(call: RequestContext, request: DescribeClusterRequest) -> D
     response = DescribeClusterResponse(
         cluster_id=cluster.cluster_id,
         controller_id=cluster.controller_id,
-        brokers=[DescribeClusterBroker(node.node_id, node.host, node.port) for node in cluster.nodes],
+        brokers=[DescribeClusterBroker(node.node_id, node.host, node.port) for node in cluster.brokers],
     )
     if request.include_cluster_authorized_operations:
         response.cluster_authorized_operations = call.broker.authorizer.authorized_operations(

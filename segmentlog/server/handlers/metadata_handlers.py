@@ -43,7 +43,7 @@ def metadata(call: RequestContext, request: MetadataRequest) -> MetadataResponse
     broker = call.broker
     cluster = broker.cluster
     response = MetadataResponse(
-        brokers=[MetadataResponseBroker(node.node_id, node.host, node.port) for node in cluster.nodes],
+        brokers=[MetadataResponseBroker(node.node_id, node.host, node.port) for node in cluster.brokers],
         cluster_id=cluster.cluster_id,
         controller_id=cluster.controller_id,
     )
