@@ -84,6 +84,11 @@ def decode_entries(offset_bytes: memoryview | bytes, time_bytes: memoryview | by
     return offsets[:valid], times[:valid], whole
 
 
+def end_of_index(last_entry: bytes) -> int:
+    """Return the position in the last entry of an ``.index`` file: the size of the segment if the index is complete."""
+    return _PACKED.unpack(last_entry)[1]  # type: ignore[no-any-return]
+
+
 def _checks(times: Entries, positions: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
     """Return a multiply-xor mix of each entry's three numbers, folded to 32 bits; zeros do not map to zero."""
     stamps = times["max_timestamp"].astype(np.uint64)

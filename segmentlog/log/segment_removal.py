@@ -23,7 +23,7 @@ from segmentlog.storage.segment_stub import remove_stub
 def quarantine_tail(handle: Handle, base: int, position: int, reason: str) -> tuple[int, str | None]:
     """Copy the bytes from ``position`` on to quarantine, without trailing zeros. Return (byte count, file or None)."""
     fs = handle.fs
-    data = read_file(fs, segment_stem(handle.folder, base) + LOG_SUFFIX)[position:].rstrip(b"\0")
+    data = read_file(fs, segment_stem(handle.folder, base) + LOG_SUFFIX, position).rstrip(b"\0")
     if not data:
         return 0, None
     with contextlib.suppress(FileExistsError):

@@ -25,11 +25,11 @@ _NO_LINK: Final = frozenset((errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.
 _NO_FALLOCATE: Final = frozenset((errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENODEV, *LOCAL_ERRORS))
 
 
-def read_file(fs: FileSystem, path: str) -> bytes:
-    """Read a whole small file. Raises OSError."""
+def read_file(fs: FileSystem, path: str, position: int = 0) -> bytes:
+    """Read a small file, from byte ``position`` to its end. Raises OSError."""
     with opened(fs, path, os.O_RDONLY | os.O_CLOEXEC) as fd:
         parts = []
-        position, most = 0, 1 << 12
+        most = 1 << 12
         while part := fs.pread(fd, most, position):
             parts.append(part)
             position += len(part)

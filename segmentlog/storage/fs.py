@@ -37,6 +37,8 @@ _GET_FLAGS: Final = 0x80086601
 _SET_FLAGS: Final = 0x40086602
 _NO_COPY_ON_WRITE: Final = 0x00800000
 _FLAGS: Final = struct.Struct("=Ixxxx")
+_LABEL: Final = "user.segmentlog"
+"""Name of the extended attribute with the label of a file."""
 
 relief: list[Callable[[], bool]] = []
 """Callbacks for when no descriptor is free. Each closes some files that can be reopened, and returns whether it did."""
@@ -251,6 +253,19 @@ class FileSystem:
     def has_inode_mark(self, fd: int) -> bool:
         """Return whether the inode still has the mark that `set_inode_mark` set."""
         return inode_mark.has_mark(fd)
+
+    def set_label(self, fd: int, label: bytes) -> None:
+        """Label an open file in its inode: see `objects.manifest.segment_labels`. Do nothing where that fails."""
+        if hasattr(os, "setxattr"):
+            with failures_ignored():
+                os.setxattr(fd, _LABEL, label)
+
+    def label(self, fd: int) -> bytes:
+        """Return the label that `set_label` gave to an open file; empty if it has none."""
+        if hasattr(os, "getxattr"):
+            with failures_ignored():
+                return os.getxattr(fd, _LABEL)
+        return b""
 
     def disable_copy_on_write(self, fd: int) -> None:
         """Make the file system overwrite an empty file in place, if it would write each change elsewhere (btrfs).

@@ -65,7 +65,8 @@ def truncate_durably(fs: FileSystem, folder: str, base_offset: int, position: in
 
 
 def _truncate_and_sync(fs: FileSystem, fd: int, position: int, path: str) -> None:
-    fs.ftruncate(fd, position)
+    if fs.fstat(fd).st_size != position:  # a truncation to the same size would change the time of the last write
+        fs.ftruncate(fd, position)
     try:
         fs.fsync(fd)
     except OSError as error:

@@ -25,8 +25,8 @@ class SimulatedFile:
     """A file or a folder: its contents in the page cache, and those on disk."""
 
     __slots__ = (
-        "buffer", "durable", "durable_names", "is_fixed", "is_folder", "locks", "mapped", "marked", "names", "number",
-        "pending", "pending_names", "size",
+        "buffer", "durable", "durable_names", "durable_version", "is_fixed", "is_folder", "label", "locks", "mapped",
+        "marked", "names", "number", "pending", "pending_names", "size", "version",
     )  # fmt: skip
 
     def __init__(self, number: int, *, is_folder: bool) -> None:
@@ -38,6 +38,10 @@ class SimulatedFile:
         """`is_fixed`: the buffer cannot move. `mapped`: a process may change the file through a map, without a call."""
         self.marked = False
         """The mark of `FileSystem.set_inode_mark`, which the kernel keeps while it has the file in memory."""
+        self.label = b""
+        """The label of `FileSystem.set_label`. It survives each power cut, even if the content does not."""
+        self.version = self.durable_version = 0
+        """Number of calls that changed the content, now and at the last sync: the time of the last write."""
         self.durable = b""
         self.pending: list[Effect] = []
         self.names: dict[str, SimulatedFile] = {}
@@ -66,6 +70,7 @@ class SimulatedFile:
     def sync(self) -> None:
         self.durable = bytes(memoryview(self.buffer)[: self.size])
         self.pending.clear()
+        self.durable_version = self.version
         self.durable_names = self.names.copy()
         self.pending_names.clear()
 
@@ -86,6 +91,7 @@ def apply_names(names: dict[str, SimulatedFile], changes: Names) -> None:
 
 
 def do_effect(node: SimulatedFile, effect: Effect) -> None:
+    node.version += 1
     if effect.data is None:
         node.resize(effect.position)
     else:

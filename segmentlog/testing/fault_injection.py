@@ -22,7 +22,7 @@ from segmentlog.storage.fs import Buffer, FileSystem
 METHODS = (
     "open", "close", "pread", "pwritev", "fdatasync", "fsync", "ftruncate", "rename", "replace", "link", "unlink",
     "rmdir", "flock", "mkdir", "listdir", "fstat", "stat", "lstat", "remove_tree", "fallocate", "set_modified",
-    "advise_unneeded", "sync_folder", "map_file", "boot_id",
+    "advise_unneeded", "sync_folder", "map_file", "boot_id", "set_label",
 )  # fmt: skip
 
 

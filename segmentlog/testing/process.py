@@ -90,6 +90,13 @@ class SimulatedProcess(FileSystem):
     def has_inode_mark(self, fd: int) -> bool:
         return self._node(fd).marked
 
+    def _set_label(self, fd: int, label: bytes) -> None:
+        self._node(fd).label = label
+        self.disk.changed()
+
+    def label(self, fd: int) -> bytes:
+        return self._node(fd).label
+
     def advise_unneeded(self, fd: int, position: int, size_bytes: int) -> None:
         """Do nothing: the simulated page cache keeps all pages."""
 
@@ -252,7 +259,7 @@ class SimulatedProcess(FileSystem):
 _CALLS = (
     "open", "close", "pread", "pwritev", "fdatasync", "fsync", "ftruncate", "rename", "replace", "link", "unlink",
     "rmdir", "flock", "mkdir", "listdir", "fstat", "stat", "lstat", "remove_tree", "fallocate", "map_file",
-    "set_modified",
+    "set_modified", "set_label",
 )  # fmt: skip
 
 
@@ -275,10 +282,10 @@ for _name in _CALLS:
 
 
 _LATER_S = 4_000_000_000
-# The machine has no clock. Retention uses the modification time only as an upper bound.
+# The machine has no clock: each write adds a nanosecond. Retention uses the modification time only as an upper bound.
 
 
 def _stat(node: SimulatedFile) -> os.stat_result:
     kind = stat.S_IFDIR if node.is_folder else stat.S_IFREG
     fields = (kind | 0o755, node.number, _DEVICE, 1, 0, 0, node.size, *3 * (_LATER_S,))
-    return os.stat_result(fields, {"st_mtime_ns": _LATER_S * 1_000_000_000})
+    return os.stat_result(fields, {"st_mtime_ns": _LATER_S * 1_000_000_000 + node.version})

@@ -52,11 +52,22 @@ class _Image(NamedTuple):
     number: int
     is_folder: bool
     marked: bool
+    label: bytes
+    version: int
+    durable_version: int
     durable: bytes
     pending: tuple[Effect, ...]
     durable_names: dict[str, int]
     pending_names: tuple[dict[str, int | None], ...]
     versions: Sequence[bytes]
+
+
+class _Survivor(NamedTuple):
+    """Content, names and time of the last write that a file or folder has after a power cut."""
+
+    data: bytes
+    names: dict[str, int]
+    version: int
 
 
 Surviving = Callable[[_Image, int, random.Random], bytes]
@@ -88,6 +99,9 @@ class CrashPoint:
             node.number,
             node.is_folder,
             node.marked,
+            node.label,
+            node.version,
+            node.durable_version,
             node.durable,
             tuple(pending),
             {name: child.number for name, child in node.durable_names.items()},
@@ -125,9 +139,11 @@ class CrashPoint:
     ) -> Iterator[SimulatedDisk]:
         seen = set() if seen is None else seen
         for number in range(count):
-            survivors: dict[int, tuple[bytes, dict[str, int]]] = {}
+            survivors: dict[int, _Survivor] = {}
             for image in self._images.values():
-                survivors[image.number] = (surviving(image, number, rng), _surviving_names(image, number, rng))
+                version = rng.choice((image.version, image.durable_version)) if image.label else image.version
+                data, names = surviving(image, number, rng), _surviving_names(image, number, rng)
+                survivors[image.number] = _Survivor(data, names, version)
             disk, key = self._build(survivors, self._new_disk(boot, self.mount + 1))
             if key not in seen:
                 seen.add(key)
@@ -140,14 +156,13 @@ class CrashPoint:
         disk.page_versions = {number: versions[:] for number, versions in self._page_versions.items()}
         return disk
 
-    def _build(
-        self, survivors: dict[int, tuple[bytes, dict[str, int]]], disk: SimulatedDisk
-    ) -> tuple[SimulatedDisk, int]:
+    def _build(self, survivors: dict[int, _Survivor], disk: SimulatedDisk) -> tuple[SimulatedDisk, int]:
         made: dict[int, SimulatedFile] = {1: disk.root}
         key: list[object] = []
 
         def fill(node: SimulatedFile) -> None:
-            data, names = survivors[node.number]
+            data, names, node.version = survivors[node.number]
+            node.label = self._images[node.number].label
             key.append((node.number, data, tuple(sorted(names.items()))))
             if data:
                 node.resize(len(data))
@@ -170,7 +185,8 @@ class CrashPoint:
         disk.root = made[1]
         for image in self._images.values():
             node = made[image.number]
-            node.marked = image.marked
+            node.marked, node.label = image.marked, image.label
+            node.version = node.durable_version = image.durable_version
             if image.durable:
                 node.resize(len(image.durable))
                 node.buffer[: len(image.durable)] = image.durable

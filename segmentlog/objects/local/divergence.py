@@ -22,8 +22,13 @@ def find_divergence(local: LocalPartition, shipped: ShippedPartition) -> str:
         return f"its log ends at offset {shipped.end_offset} in the object store, but at {end} locally; {_WHY}"
     start, compacted = local.partition.log_start_offset, local.partition.compacted_below
     local_bases = {info.base_offset for info in local.partition.segments()}
-    for chunk in shipped.chunks:
-        is_comparable = chunk.segment in local_bases and chunk.end_offset > start and chunk.base_offset >= compacted
-        if is_comparable and not local.contains_chunk(chunk):
+    comparable = [
+        chunk
+        for chunk in shipped.chunks
+        if chunk.segment in local_bases and chunk.end_offset > start and chunk.base_offset >= compacted
+    ]
+    same = local.contained_chunks(comparable)
+    for chunk in comparable:
+        if chunk not in same:
             return f"the records from offset {chunk.base_offset} on differ in the object store; {_WHY}"
     return ""

@@ -32,10 +32,13 @@ from segmentlog.log.handle import Handle
 from segmentlog.log.partition import Partition
 from segmentlog.log.segment_tiering import is_remote
 from segmentlog.log.transaction_index import SegmentAborts, read_sealed_aborts, write_txn_index
+from segmentlog.objects.manifest.segment_labels import Checksums, checksums_of_chunks, has_label, label_file
 from segmentlog.policy.shipped_topics import is_selected
 from segmentlog.policy.upload_policy import LocalLog, LocalSegment
 from segmentlog.records import EpochStart
 from segmentlog.storage.file_operations import read_file
+from segmentlog.storage.fs import opened
+from segmentlog.storage.interrupt_check import failures_ignored
 from segmentlog.storage.segment import segment_stem
 from segmentlog.storage.segment_stub import read_stub
 from segmentlog.storage.state_page import PRODUCERS_WORD, WANTED_WORD, LogState
@@ -387,7 +390,36 @@ class LocalPartition:
         """Return the largest timestamp in a segment; -1 if it has none."""
         return self.partition.max_timestamp(segment)
 
-    def contains_chunk(self, chunk: Chunk) -> bool:
+    def has_label(self, base: int, checksums: Checksums) -> bool:
+        """Return whether a local segment is labelled with these checksums, and unchanged since."""
+        with contextlib.suppress(OSError):
+            return has_label(self._handle.fs, segment_stem(self._handle.folder, base) + LOG_SUFFIX, checksums)
+        return False
+
+    def label(self, base: int, stamp: tuple[int, int, int], checksums: Checksums) -> None:
+        """Label a sealed segment that matches ``checksums``, if its file still has this stamp."""
+        fs = self._handle.fs
+        path = segment_stem(self._handle.folder, base) + LOG_SUFFIX
+        with failures_ignored(UnknownTopic), opened(fs, path, os.O_RDONLY | os.O_CLOEXEC) as fd:
+            found = fs.fstat(fd)
+            if (found.st_ino, found.st_size, found.st_mtime_ns) == stamp:
+                label_file(fs, fd, checksums)
+
+    def contained_chunks(self, chunks: Iterable[Chunk]) -> set[Chunk]:
+        """Return the subset of ``chunks`` whose bytes the segment files have at the chunks' positions.
+
+        Read only segment files whose label does not show it.
+        """
+        of_segment: dict[int, list[Chunk]] = {}
+        for chunk in chunks:
+            of_segment.setdefault(chunk.segment, []).append(chunk)
+        found: set[Chunk] = set()
+        for base, of_one in of_segment.items():
+            is_labelled = self.has_label(base, checksums_of_chunks(of_one))
+            found |= {chunk for chunk in of_one if is_labelled or self._contains_chunk(chunk)}
+        return found
+
+    def _contains_chunk(self, chunk: Chunk) -> bool:
         """Return whether the segment file contains the chunk's bytes at the chunk's position."""
         try:
             data = self._handle.map_segment(chunk.segment).view_to(chunk.position + chunk.size_bytes)[chunk.position :]

@@ -8,13 +8,15 @@ staged      withheld chunks: uploaded, but in no manifest until all parts of the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Collection, Iterable, Set
 
 import xxhash
 
 from segmentlog.format.manifest import Chunk, ShippedPartition, ShippedSegment, Snapshot
 from segmentlog.objects.local.partition_snapshot import LocalPartition, SegmentReplaced
+from segmentlog.objects.manifest.object_ranges import object_ranges
 from segmentlog.objects.manifest.orphans import Orphans
+from segmentlog.objects.manifest.segment_labels import checksums_of
 from segmentlog.policy.upload_policy import LocalLog, LocalSegment
 
 UploadedSegment = tuple[tuple[int, int, int], ShippedSegment]
@@ -86,6 +88,7 @@ class UploadedObjects:
     def record_segment(self, base: int, uploaded: UploadedSegment) -> None:
         """Record a finished upload."""
         self.uploaded[base] = uploaded
+        self._label(base, *uploaded)
 
     def discard_segment(self, base: int) -> None:
         """Make the objects of a segment orphans, because its file has changed."""
@@ -102,6 +105,8 @@ class UploadedObjects:
         """Return whether a local segment file has the content of an uploaded segment."""
         if (segment.end_offset, segment.size_bytes) != (shipped.end_offset, shipped.log.size_bytes):
             return False
+        if self._local.has_label(segment.base_offset, checksums_of(object_ranges(shipped.log))):
+            return True
         position = 0
         try:
             for part in shipped.log.objects:
@@ -111,15 +116,21 @@ class UploadedObjects:
                 position += part.size_bytes
         except SegmentReplaced:
             return False
+        self._label(segment.base_offset, segment.stamp, shipped)
         return True
+
+    def _label(self, base: int, stamp: tuple[int, int, int], shipped: ShippedSegment) -> None:
+        """Record in the file that it matches the object, for the next process that ships the store."""
+        self._local.label(base, stamp, checksums_of(object_ranges(shipped.log)))
 
     # ------------------------------------------------------------ chunks
 
-    def unchanged_chunks(self, log: LocalLog, chunks: Iterable[Chunk]) -> set[Chunk]:
+    def unchanged_chunks(self, log: LocalLog, chunks: Collection[Chunk]) -> set[Chunk]:
         """Return the subset of ``chunks`` whose bytes match the segment files."""
         known = self._unchanged if self._compared == log.version else set()
         self._compared = log.version
-        self._unchanged = {chunk for chunk in chunks if chunk in known or self._local.contains_chunk(chunk)}
+        unknown = [chunk for chunk in chunks if chunk not in known]
+        self._unchanged = {chunk for chunk in chunks if chunk in known} | self._local.contained_chunks(unknown)
         return self._unchanged
 
     def record_chunks(self, log: LocalLog, chunks: Iterable[Chunk]) -> None:

@@ -27,6 +27,7 @@ from segmentlog.format.manifest import Chunk, ShippedSegment, Stored
 from segmentlog.objects.bucket.base import Bucket, Data
 from segmentlog.objects.manifest.checksums import verify_object
 from segmentlog.objects.manifest.object_ranges import ObjectRange, ObjectRanges, file_size
+from segmentlog.objects.manifest.segment_labels import checksums_of, has_label, label_file, sync_and_label
 from segmentlog.storage import fork_safety
 from segmentlog.storage.file_operations import read_file, replace_file, write_all, write_new_file
 from segmentlog.storage.fs import FileSystem, opened
@@ -105,12 +106,18 @@ class FullDownloader:
                         return False
                 if len(data) > len(before):
                     write_all(self._fs, fd, [memoryview(data)[len(before) :]], part.position + len(before))
+            is_whole = self._fs.fstat(fd).st_size == file_size(ranges)
             if ranges and ranges[-1].is_sealed:
                 self._fs.fsync(fd)
-            return self._fs.fstat(fd).st_size == file_size(ranges)
+                if is_whole:
+                    label_file(self._fs, fd, checksums_of(ranges))
+            return is_whole
 
     def prepare(self, path: str, ranges: ObjectRanges) -> MoveIntoPlace | None:
         """Implement `Downloader.prepare`."""
+        checksums = checksums_of(ranges)
+        if has_label(self._fs, path, checksums):
+            return None
         try:
             current = memoryview(read_file(self._fs, path))
         except FileNotFoundError:
@@ -119,13 +126,18 @@ class FullDownloader:
             current[part.position : part.end] if current is not None and _contains_range(current, part) else None
             for part in ranges
         ]
+        is_sealed = bool(ranges) and ranges[-1].is_sealed
         if current is not None and len(current) == file_size(ranges) and None not in data:
+            if is_sealed:
+                sync_and_label(self._fs, path, checksums)
             return None
         staged = path + TEMPORARY_SUFFIX
         with contextlib.suppress(FileNotFoundError):  # left by a process that was killed
             self._fs.unlink(staged)
         whole = b"".join(self._get(part) if known is None else known for part, known in zip(ranges, data, strict=True))
         write_new_file(self._fs, staged, whole)
+        if is_sealed:
+            sync_and_label(self._fs, staged, checksums)
         return lambda: self._fs.replace(staged, path)
 
     def _range(self, part: ObjectRange, skipped_bytes: int) -> Data:

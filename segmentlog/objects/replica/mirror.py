@@ -35,6 +35,7 @@ from segmentlog.objects.bucket.base import Bucket, ObjectMissing
 from segmentlog.objects.bucket.upload_pool import PARALLEL, run_parallel
 from segmentlog.objects.manifest.load import require_manifest
 from segmentlog.objects.manifest.object_ranges import ObjectRanges, file_size, segment_ranges
+from segmentlog.objects.manifest.segment_labels import checksums_of, sync_and_label
 from segmentlog.objects.replica.downloads import Downloader, MoveIntoPlace
 from segmentlog.objects.restore.restore import checkpoint_of
 from segmentlog.policy.lost_ranges import count_offsets
@@ -193,6 +194,16 @@ class Mirror:
             self.status, sequence=manifest.sequence, shipped_ms=manifest.shipped_ms, behind=0,
             size_bytes=sum(partition.size_bytes for topic in topics for partition in topic.partitions),
         )  # fmt: skip
+
+    def label_active_segments(self) -> None:
+        """Sync and label the active segments: a takeover then compares no file. Raise OSError."""
+        files = [
+            (segment_stem(partition.log.folder, base) + LOG_SUFFIX, checksums_of(ranges))
+            for partition in self._partitions.values()
+            for base, ranges in partition.ranges.items()
+            if ranges and not ranges[-1].is_sealed
+        ]
+        run_parallel(lambda file: sync_and_label(self._fs, *file), files, self._parallel)
 
     def close(self) -> None:
         """Close all files. Readers keep the state that was published last."""

@@ -232,6 +232,15 @@ class Replica:
         """The manifest that the replica has reached, its lag, and the last error."""
         return _status(self._bucket.url, self._mirror.status, self._clock.now_ms())
 
+    def label_active_segments(self) -> None:
+        """Sync the active segments, and label them with the checksums in the manifest: a takeover then reads no segment.
+
+        Raise OSError.
+        """
+        with self._mutex:
+            if self._lock is not None:
+                self._mirror.label_active_segments()
+
     def close(self) -> None:
         """Stop refreshing. Readers keep the state that was published last. Idempotent."""
         if self._worker is not None:

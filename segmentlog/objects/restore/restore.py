@@ -18,6 +18,8 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from functools import partial
+from itertools import groupby
 from typing import Any, Final
 
 import msgspec
@@ -30,9 +32,11 @@ from segmentlog.config import TopicConfig
 from segmentlog.errors import ObjectStoreError, ShippingRefused
 from segmentlog.format.checkpoint import RESTORED, Checkpoint
 from segmentlog.format.file_names import (
+    CACHE_SUFFIXES,
     CHECKPOINT_FILE,
     FORMAT_VERSION,
     GRANT_FILE,
+    INDEX_SUFFIX,
     LOG_SUFFIX,
     RESTORING_FILE,
     SHIP_FILE,
@@ -43,6 +47,7 @@ from segmentlog.format.file_names import (
     is_machine_file,
     segment_name,
 )
+from segmentlog.format.index_file import OFFSET_ENTRY, end_of_index
 from segmentlog.format.manifest import Chunk, Manifest, ShippedPartition, ShippedSegment, ShippedTopic, Stored
 from segmentlog.objects.bucket.base import Bucket, Data, ObjectMissing
 from segmentlog.objects.bucket.upload_pool import run_parallel
@@ -50,7 +55,14 @@ from segmentlog.objects.bucket.url import open_bucket
 from segmentlog.objects.manifest import checksums
 from segmentlog.objects.manifest.checksums import is_same_file, read_verified_parts, verify_object
 from segmentlog.objects.manifest.load import require_manifest
-from segmentlog.objects.manifest.object_ranges import chunk_data
+from segmentlog.objects.manifest.object_ranges import chunk_data, object_ranges
+from segmentlog.objects.manifest.segment_labels import (
+    Checksums,
+    checksums_of,
+    checksums_of_chunks,
+    has_label,
+    label_file,
+)
 from segmentlog.objects.ownership.binding import is_bound
 from segmentlog.objects.ownership.claim import FILES_PARALLEL
 from segmentlog.objects.restore.cut_points import Piece, RestoreTarget, parse_target
@@ -180,6 +192,10 @@ class Restore:
         """Files that this run has downloaded or verified."""
         self._kept: set[str] = set()
         """Files that an earlier run or a replica has downloaded: perhaps they are not on the disk yet."""
+        self._checksums: dict[str, Checksums] = {}
+        """Checksums of the segment files that match the manifest and have no label yet, by path."""
+        self._labelled: set[str] = set()
+        """Segment files that an earlier run or a replica has labelled: they match the manifest, and are on the disk."""
         self._target = target
         self._point_in_time: PointInTimeRestore | None = None
         if target is not None:
@@ -247,7 +263,7 @@ class Restore:
         self._download_store_files()
         # A disk needs about the same time for ten syncs as for one, if several threads wait for them.
         files_parallel = FILES_PARALLEL if parallel else 0
-        run_parallel(self._sync_file, self._kept, files_parallel)
+        run_parallel(self._sync_file, self._kept | self._checksums.keys(), files_parallel)
         partitions = [(topic, partition) for topic in self._topics for partition in topic.partitions]
         run_parallel(lambda pair: self._finish(*pair), partitions, files_parallel)
         for topic in self._topics:
@@ -309,18 +325,36 @@ class Restore:
             self._fs.make_folders(folder)
             for segment in partition.segments:
                 yield self._segment_job(folder, segment)
-            for base in dict.fromkeys(chunk.segment for chunk in partition.chunks):
-                yield self._chunks_job(folder, base, [one for one in partition.chunks if one.segment == base])
+            for base, chunks in groupby(partition.chunks, key=lambda chunk: chunk.segment):
+                yield self._chunks_job(folder, base, tuple(chunks))
             for snapshot in partition.snapshots:
                 yield self._file_job(f"{folder}/{segment_name(snapshot.segment)}{SNAPSHOT_SUFFIX}", snapshot.object)
 
     def _segment_job(self, folder: str, segment: ShippedSegment) -> Job:
         stem = f"{folder}/{segment_name(segment.base_offset)}"
-        log = self._file_job(stem + LOG_SUFFIX, segment.log)
+        log = self._log_job(stem + LOG_SUFFIX, segment.log)
         if segment.snapshot is None:
             return log
         snapshot = self._file_job(stem + SNAPSHOT_SUFFIX, segment.snapshot)
         return lambda: log() + 0 * snapshot()
+
+    def _log_job(self, path: str, stored: Stored) -> Job:
+        download, checksums = self._file_job(path, stored), checksums_of(object_ranges(stored))
+
+        def download_log() -> int:
+            return stored.size_bytes if self._has_label(path, checksums) else download()
+
+        return download_log
+
+    def _has_label(self, path: str, checksums: Checksums) -> bool:
+        """Return whether an earlier run or a replica has verified and synced a segment file."""
+        if has_label(self._fs, path, checksums):
+            self._labelled.add(path)
+            self._downloaded.add(path)
+            self._kept_bytes += sum(checksums[-1][:2])
+            return True
+        self._checksums[path] = checksums
+        return False
 
     def _file_job(self, path: str, stored: Stored) -> Job:
         def download() -> int:
@@ -335,17 +369,42 @@ class Restore:
 
         return download
 
-    def _chunks_job(self, folder: str, base: int, chunks: list[Chunk]) -> Job:
+    def _chunks_job(self, folder: str, base: int, chunks: tuple[Chunk, ...]) -> Job:
+        path = f"{folder}/{segment_name(base)}{LOG_SUFFIX}"
+        size_bytes = sum(chunk.size_bytes for chunk in chunks)
+
         def download() -> int:
-            data = b"".join([self._chunk(chunk) for chunk in chunks])
-            path = f"{folder}/{segment_name(base)}{LOG_SUFFIX}"
-            if not self._is_downloaded(path, Stored("", len(data), xxhash.xxh3_64_hexdigest(data))):
-                replace_file(self._fs, path, data, sync_folder=False)
-            return len(data)
+            if self._has_label(path, checksums_of_chunks(chunks)):
+                return size_bytes
+            with contextlib.ExitStack() as stack:
+                fd = None
+                with contextlib.suppress(FileNotFoundError):
+                    fd = stack.enter_context(opened(self._fs, path, os.O_RDONLY | os.O_CLOEXEC))
+                if (
+                    fd is not None
+                    and self._fs.fstat(fd).st_size == size_bytes
+                    and all(map(partial(self._contains, fd), chunks))
+                ):
+                    self._kept_bytes += size_bytes
+                    self._kept.add(path)
+                    return size_bytes
+                replace_file_by_parts(
+                    self._fs, path, (self._chunk(chunk, fd) for chunk in chunks), sync_folder=False
+                )  # fmt: skip
+            return size_bytes
 
         return download
 
-    def _chunk(self, chunk: Chunk) -> Data:
+    def _contains(self, fd: int, chunk: Chunk) -> bool:
+        """Return whether an open segment file has the bytes of a chunk."""
+        return xxhash.xxh3_64_hexdigest(self._fs.pread(fd, chunk.size_bytes, chunk.position)) == chunk.xxh3_64
+
+    def _chunk(self, chunk: Chunk, fd: int | None = None) -> Data:
+        """Return the bytes of a chunk: from the open segment file ``fd`` if it has them, else from the object store."""
+        if fd is not None:
+            local = self._fs.pread(fd, chunk.size_bytes, chunk.position)
+            if xxhash.xxh3_64_hexdigest(local) == chunk.xxh3_64:
+                return local
         tail = self._tails[chunk.tail]
         if tail.object is None:
             return chunk_data(chunk, tail)
@@ -385,9 +444,15 @@ class Restore:
         return is_whole
 
     def _sync_file(self, path: str) -> None:
-        """Make the content of a file durable. A replica does not sync the segments that it extends."""
+        """Make the content of a kept file durable, and label a segment file.
+
+        A replica does not sync the segments that it extends.
+        """
         with opened(self._fs, path, os.O_RDONLY | os.O_CLOEXEC) as fd:
-            sync_data(self._fs, fd, path)
+            if path in self._kept:
+                sync_data(self._fs, fd, path)
+            if path in self._checksums and self._point_in_time is None:  # that one truncates files
+                label_file(self._fs, fd, self._checksums[path])
 
     def _download_store_files(self) -> None:
         """Download the store's own files. Ignore other paths that a manifest may name."""
@@ -409,6 +474,9 @@ class Restore:
             replace_file(self._fs, f"{folder}/{active}", b"", sync_folder=False)
         names = {f"{segment_name(base)}{suffix}" for base in (*bases, partition.active_base)
                   for suffix in (LOG_SUFFIX, SNAPSHOT_SUFFIX)}  # fmt: skip
+        for segment in partition.segments:
+            if self._has_whole_index(f"{folder}/{segment_name(segment.base_offset)}", segment.log.size_bytes):
+                names |= {f"{segment_name(segment.base_offset)}{suffix}" for suffix in CACHE_SUFFIXES}
         for name in self._fs.listdir(folder):
             if name not in names and name not in (CHECKPOINT_FILE, GRANT_FILE):  # left from an older manifest
                 self._remove(f"{folder}/{name}")
@@ -426,6 +494,20 @@ class Restore:
         with contextlib.suppress(FileNotFoundError):  # from an earlier run: both slots must be rewritten
             self._fs.unlink(f"{folder}/{CHECKPOINT_FILE}")
         CheckpointFile(self._fs, f"{folder}/{CHECKPOINT_FILE}").write(checkpoint)
+
+    def _has_whole_index(self, stem: str, size_bytes: int) -> bool:
+        """Return whether a segment was in the folder before, with an index up to its end.
+
+        Without the index, the store would read the whole segment when it needs an offset or a time of it.
+        """
+        if stem + LOG_SUFFIX not in self._labelled:
+            return False
+        try:
+            with opened(self._fs, stem + INDEX_SUFFIX, os.O_RDONLY | os.O_CLOEXEC) as fd:
+                position = self._fs.fstat(fd).st_size - OFFSET_ENTRY.itemsize
+                return position >= 0 and end_of_index(self._fs.pread(fd, OFFSET_ENTRY.itemsize, position)) == size_bytes
+        except FileNotFoundError:
+            return False
 
     def _write_topic(self, topic: ShippedTopic) -> None:
         folder = f"{self._path}/{topic.name}"

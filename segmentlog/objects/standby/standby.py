@@ -9,6 +9,7 @@ Each cycle continues from the folder and the manifest, so that it may be the fir
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Collection
 from typing import Final
@@ -197,6 +198,9 @@ class Standby:
         If the owner ships after the manifest ``decided_on`` was read, it is not gone, and keeps the store.
         """
         logger.warning("%s: taking over the store from %s: %s", self.path, self._bucket.url, reason)
+        if self._replica is not None:
+            with contextlib.suppress(OSError):  # then the takeover compares these files
+                self._replica.label_active_segments()
         self.close()
         self._write_status(replace(self.status, role=Role.TAKING_OVER.value, reason=reason, error=""))
         done = take_over(

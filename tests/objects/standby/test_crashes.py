@@ -275,11 +275,15 @@ def test_a_former_store_is_set_aside(world: World, seed: int) -> None:
     _checked(world, seed, check)
 
 
+@pytest.mark.parametrize("is_uploaded", [False, True])
 @pytest.mark.parametrize("is_served", [False, True])
-def test_a_power_cut_after_a_takeover(world: World, is_served: bool) -> None:
-    """A sealed segment that the replica downloaded as chunks is durable, although the takeover did not download it."""
+def test_a_power_cut_after_a_takeover(world: World, is_served: bool, is_uploaded: bool) -> None:
+    """A sealed segment that the replica downloaded as chunks is durable, although the takeover did not download it.
+
+    Also if the replica compared it with the upload of the whole segment, and labelled it.
+    """
     values = [random.Random(number).randbytes(900) for number in range(14)]
-    _replicate_chunks(world, values)
+    _replicate_chunks(world, values, is_uploaded=is_uploaded)
     standby = world.standby(world.disk, world.bucket, ProbeResult.REFUSED)
     world.cycles_until(standby, "owner")
     standby.close()
@@ -292,10 +296,11 @@ def test_a_power_cut_after_a_takeover(world: World, is_served: bool) -> None:
         assert found == ([*values, b"new"] if is_served else values)
 
 
-def _replicate_chunks(world: World, values: list[bytes]) -> None:
+def _replicate_chunks(world: World, values: list[bytes], *, is_uploaded: bool) -> None:
     """Ship a store so often that the object store has chunks only, and follow it with the simulated machine.
 
-    No segment is uploaded as a whole: these uploads wait until the last value is shipped.
+    No segment is uploaded as a whole: these uploads wait until the last value is shipped. ``is_uploaded``: then they
+    end, and the machine follows them, too.
     """
     is_shipped, put = threading.Event(), world.bucket.put
 
@@ -317,8 +322,12 @@ def _replicate_chunks(world: World, values: list[bytes]) -> None:
             world.clock.advance(100)
             if number % 4 == 1:
                 assert standby.run_cycle().role == "standby"
-        standby.close()
+        partition = require_manifest(world.bucket)[0].topics[0].partitions[0]
+        assert min(chunk.segment for chunk in partition.chunks) < partition.active_base
         is_shipped.set()
+        if is_uploaded:
+            shipper.ship()
+            assert standby.run_cycle().role == "standby"
+            assert require_manifest(world.bucket)[0].topics[0].partitions[0].segments
+        standby.close()
         shipper.close()
-    partition = require_manifest(world.bucket)[0].topics[0].partitions[0]
-    assert min(chunk.segment for chunk in partition.chunks) < partition.active_base
