@@ -569,7 +569,7 @@ class ConditionIgnored(ObjectStoreError):
 
 
 class CoordinatorUnreachable(SegmentlogError):
-    """The coordinator of a cluster, such as an object store, did not answer.
+    """The coordinator of a cluster (an object store, etcd or ZooKeeper) did not answer.
 
     Cause: the network, or a fault or an overload of the coordinator; ``why`` has the details.
 

@@ -56,7 +56,10 @@ _COMMANDS: Final = {
         "continue a shipped store on this machine, and fence its owner",
     ),
     "objects": ("segmentlog.cli.objects_command:objects", "what lies in an object store: ls, verify, gc"),
-    "cluster": ("segmentlog.cli.cluster_command:cluster", "check the object store that coordinates a cluster"),
+    "cluster": (
+        "segmentlog.cli.cluster_command:cluster",
+        "check the coordinator of a cluster",
+    ),
     "users": ("segmentlog.cli.users_command:users", "add, remove and list the users of the server"),
     "serve": ("segmentlog.cli.serve_command:serve", "serve Kafka clients"),
     "http": ("segmentlog.cli.http_command:http", "serve the web console, REST and the schema registry"),

@@ -1,6 +1,8 @@
-"""``segmentlog cluster``: check the object store that coordinates a cluster."""
+"""``segmentlog cluster``: check the coordinator of a cluster."""
 
 from __future__ import annotations
+
+from contextlib import closing
 
 import click
 
@@ -11,28 +13,32 @@ from segmentlog.cli.table_output import show_json, show_table
 
 @click.group()
 def cluster() -> None:
-    """Check the object store that coordinates a cluster."""
+    """Check the coordinator of a cluster: an object store, etcd or ZooKeeper."""
 
 
 @cluster.command()
 @click.argument("url")
 @json_option
 def check(url: str, as_json: bool) -> int:
-    """Check that the object store at URL honours conditional writes, by racing 100 swaps from 10 threads.
+    """Check that the coordinator at URL honours the conditions of writes, by racing 100 swaps from 10 threads.
 
-    A cluster, and shipping, are safe only if one of several simultaneous swaps succeeds. Needs permission to read,
-    write, list and delete objects. Creates two small objects, cluster-check-..., and deletes them. The exit status is 1
-    if the object store ignores conditions, or if requests fail.
+    A cluster, and shipping, are safe only if one of several simultaneous swaps succeeds. URL names an object store, or
+    etcd or ZooKeeper with a path. With TLS the schemes are etcds and zks. Needs permission to read, write, list and
+    delete objects, keys or nodes. Creates two small documents, cluster-check-..., and deletes them. The exit status is
+    1 if the coordinator ignores conditions, or if requests fail.
 
     \b
       segmentlog cluster check s3://bucket/orders
+      segmentlog cluster check etcd://h1,h2,h3/orders
+      segmentlog cluster check zk://h1,h2,h3/orders
     """
     with exit_at_once_on_signals():
-        from segmentlog.objects.bucket.url import check_scheme, open_bucket
-        from segmentlog.objects.coordination.swap_race import RACERS, ROUNDS, race_swaps
+        from segmentlog.coordination.open_engine import open_engine
+        from segmentlog.coordination.swap_race import RACERS, ROUNDS, race_swaps
 
-    with Progress("swaps", RACERS * ROUNDS) as progress:
-        report = race_swaps(open_bucket(check_scheme("url", url)), progress.advance)
+        engine = open_engine(url)
+    with closing(engine), Progress("swaps", RACERS * ROUNDS) as progress:
+        report = race_swaps(engine, progress.advance)
     if as_json:
         show_json(report._asdict() | {"ok": not report.problem})
     else:
@@ -40,9 +46,9 @@ def check(url: str, as_json: bool) -> int:
         shown = (report.swaps, report.won, report.lost, report.unknown, f"{report.p50_ms:.1f}", f"{report.p99_ms:.1f}")
         show_table(columns, [shown])
     if report.leftover:
-        say(f"warning: {report.url}: {', '.join(report.leftover)}: cannot be deleted; delete these objects yourself")
+        say(f"warning: {report.url}: {', '.join(report.leftover)}: cannot be deleted; delete these documents yourself")
     if report.problem:
-        say(f"error: {report.url}: {report.problem}. Use another object store: on this one, two machines could lead")
+        say(f"error: {report.url}: {report.problem}. Use another coordinator: with this one, two machines could lead")
         return EXIT_FAILED
     if report.unknown:
         say(f"warning: {report.url}: {report.unknown:,} swaps got no clear answer; that is safe, but slows a cluster")

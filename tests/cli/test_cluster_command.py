@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from cli.processes import finish
+from coordination.engines import SERVERS, engine_url
 from objects.failing_s3 import FailingS3, refused
 from objects.s3_servers import BUCKET
 
@@ -58,6 +59,22 @@ def test_a_server_that_ignores_conditions_is_refused(tmp_path: Path, server: Fai
     assert f"{report['leftover'][0]}: cannot be deleted" in err
 
 
+@pytest.mark.parametrize("kind", SERVERS)
+def test_servers_are_accepted(tmp_path: Path, kind: str) -> None:
+    """etcd and ZooKeeper pass the check. The command prints one line if no server listens."""
+    with SERVERS[kind](tmp_path) as servers:
+        url = engine_url(kind, servers[0].port)
+        status, out, err = check(tmp_path, url)
+        assert (status, out.splitlines()[1].split()[:4]) == (0, ["100", "10", "90", "0"])
+        assert err == f"{url} honours conditional writes: it can coordinate a cluster\n"
+    if kind == "etcd":  # kazoo tries again for ten seconds
+        status, out, err = check(tmp_path, url)
+        assert (status, out) == (1, "")
+        assert err.startswith(
+            f"error: {url}: the coordinator cannot be reached: 127.0.0.1:{servers[0].port}: no server"
+        )
+
+
 def test_errors_name_the_cause(tmp_path: Path, server: FailingS3) -> None:
     """The command prints one line for missing permissions, servers and schemes, and for the folder of a store."""
     server.always = refused(403, "AccessDenied")
@@ -69,7 +86,7 @@ def test_errors_name_the_cause(tmp_path: Path, server: FailingS3) -> None:
     status, out, err = check(tmp_path, f"s3://{BUCKET}/x", **gone)
     assert (status, out) == (1, "")
     assert "the coordinator cannot be reached" in err
-    for url in ("etcd://h/x", str(tmp_path), "file://relative"):
+    for url in ("consul://h/x", "etcd://h", str(tmp_path), "file://relative"):
         status, out, err = check(tmp_path, url)
         assert (status, out) == (1, "")
         assert err.startswith("error: url = ")

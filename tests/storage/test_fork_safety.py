@@ -384,7 +384,7 @@ _ALLOWED = {
         "_thread.allocate_lock",
     ): "what a queued thread sleeps on: a child has no such thread",
     ("storage/interrupt_safe.py", "_thread.allocate_lock"): "the same",
-    ("objects/coordination/swap_race.py", "threading.Barrier"): "lives for one call of a command, with its threads",
+    ("coordination/swap_race.py", "threading.Barrier"): "lives for one call of a command, with its threads",
     (
         "topics/background_threads.py",
         "queue.SimpleQueue",

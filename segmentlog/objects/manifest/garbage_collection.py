@@ -55,7 +55,7 @@ class SweepReport(msgspec.Struct, frozen=True):
 def verify(bucket: Bucket, progress: Callable[[int], None] | None = None) -> ObjectsReport:
     """Read every object that the manifest refers to, and compare its checksums. Also check inline records.
 
-    ``progress`` is called with the size of each object. Raise `ShippingRefused` if there is no manifest.
+    ``progress`` is called with the size of each object. Raise `ShippingRefused` if the manifest is missing.
     """
     manifest, _ = require_manifest(bucket)
     problems = [(MANIFEST_KEY, why) for why in _inline_problems(manifest)]
@@ -79,7 +79,7 @@ def verify(bucket: Bucket, progress: Callable[[int], None] | None = None) -> Obj
 def sweep(bucket: Bucket, now_ms: int, *, grace_ms: int = GRACE_MS, dry_run: bool = False) -> SweepReport:
     """Mark the objects that the manifest does not refer to, and delete those marked at least ``grace_ms`` ago.
 
-    With ``dry_run`` only report them. Raise `ShippingRefused` if there is no manifest, and `ObjectStoreError`.
+    With ``dry_run`` only report them. Raise `ShippingRefused` if the manifest is missing, and `ObjectStoreError`.
     """
     for _ in range(_TRIES):
         manifest, tag = require_manifest(bucket)

@@ -8,7 +8,7 @@ from segmentlog.objects.bucket.base import Bucket, ObjectMissing
 
 
 def read_manifest(bucket: Bucket) -> tuple[Manifest, str] | None:
-    """Return (manifest, its tag), or None if there is no manifest. Raise `ShippingRefused`, `ObjectStoreError`."""
+    """Return (manifest, its tag), or None before the first manifest. Raise `ShippingRefused`, `ObjectStoreError`."""
     try:
         data, tag = bucket.get(MANIFEST_KEY)
     except ObjectMissing:
@@ -20,7 +20,7 @@ def read_manifest(bucket: Bucket) -> tuple[Manifest, str] | None:
 
 
 def require_manifest(bucket: Bucket) -> tuple[Manifest, str]:
-    """Return (manifest, its tag), as `read_manifest` does. Raise `ShippingRefused` if there is no manifest."""
+    """Return (manifest, its tag), as `read_manifest` does. Raise `ShippingRefused` if the manifest is missing."""
     found = read_manifest(bucket)
     if found is None:
         raise ShippingRefused(bucket.url, f"no store was shipped to this URL (no {MANIFEST_KEY}); check the URL")

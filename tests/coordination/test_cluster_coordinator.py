@@ -1,4 +1,4 @@
-"""The coordinator over every object store: reads, swaps, their outcomes when answers are lost, and waits."""
+"""The coordinator over every engine: reads, swaps, their outcomes when answers are lost, and waits."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from coordination.engines import KINDS, Opener, engine_places
 from logs import FakeClock
 from msgspec.structs import replace
-from objects.buckets import KINDS, Maker, Memory, disconnected, places
+from objects.buckets import Memory, disconnected
 
+from segmentlog.coordination.bucket_engine import BucketEngine
+from segmentlog.coordination.cluster_coordinator import Coordinator, DocumentVersion, SwapOutcome, VersionedDocument
 from segmentlog.errors import ConditionIgnored, CoordinatorRefused, CoordinatorUnreachable, ObjectStoreError
 from segmentlog.format.cluster_document import (
     CLUSTER_KEY,
@@ -20,10 +23,8 @@ from segmentlog.format.cluster_document import (
     Machine,
     MalformedDocument,
 )
-from segmentlog.objects.bucket.base import Bucket, Data, PreconditionFailed
+from segmentlog.objects.bucket.base import Data, PreconditionFailed
 from segmentlog.objects.bucket.local_bucket import LocalBucket
-from segmentlog.objects.coordination.bucket_coordinator import BucketCoordinator
-from segmentlog.objects.coordination.cluster_coordinator import DocumentVersion, SwapOutcome, VersionedDocument
 
 MACHINES = {name: Machine(f"{name}:9092", 2, "x") for name in ("m1", "m2", "m3")}
 FIRST = ClusterDocument("c", "s", 1, "m1", tuple(InSyncReplica(name, "x") for name in MACHINES), 2, MACHINES)
@@ -31,20 +32,29 @@ RACERS = 8
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Maker]:
-    """Return buckets of one kind."""
-    with places(request.param, tmp_path_factory.mktemp("places")) as maker:
+def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Opener]]:
+    """Return places of one kind."""
+    with engine_places(request.param, tmp_path_factory.mktemp("places")) as maker:
         yield maker
 
 
 @pytest.fixture
-def bucket(make: Maker) -> Iterator[Bucket]:
-    """Provide an empty bucket of each kind."""
+def connect(make: Callable[[], Opener]) -> Iterator[Callable[[], Coordinator]]:
+    """Return coordinators of one document, which does not exist yet. Each has an engine of its own."""
+    open_engine = make()
+    opened: list[Coordinator] = []
+
+    def connect() -> Coordinator:
+        opened.append(Coordinator(open_engine(), poll_s=0.005))
+        return opened[-1]
+
     with disconnected():
-        yield make()
+        yield connect
+        for coordinator in opened:
+            coordinator.close()
 
 
-def created(coordinator: BucketCoordinator) -> VersionedDocument:
+def created(coordinator: Coordinator) -> VersionedDocument:
     """Create the first document, and return it."""
     result = coordinator.swap(FIRST, None)
     assert result.outcome is SwapOutcome.SUCCEEDED
@@ -55,9 +65,9 @@ def created(coordinator: BucketCoordinator) -> VersionedDocument:
 # ---------------------------------------------------------------- every object store
 
 
-def test_a_swap_replaces_the_document_that_was_read(bucket: Bucket) -> None:
+def test_a_swap_replaces_the_document_that_was_read(connect: Callable[[], Coordinator]) -> None:
     """A swap against any other version is lost, and returns the current document."""
-    coordinator, other = BucketCoordinator(bucket), BucketCoordinator(bucket)
+    coordinator, other = connect(), connect()
     assert coordinator.read() is None
     first = created(coordinator)
     assert other.read() == first
@@ -73,9 +83,9 @@ def test_a_swap_replaces_the_document_that_was_read(bucket: Bucket) -> None:
     assert coordinator.read() == second.current
 
 
-def test_one_of_simultaneous_swaps_succeeds(bucket: Bucket) -> None:
+def test_one_of_simultaneous_swaps_succeeds(connect: Callable[[], Coordinator]) -> None:
     """The others are lost, and return the document of the winner."""
-    coordinator = BucketCoordinator(bucket)
+    coordinator = connect()
     version: DocumentVersion | None = None
     start = threading.Barrier(RACERS)
 
@@ -94,16 +104,16 @@ def test_one_of_simultaneous_swaps_succeeds(bucket: Bucket) -> None:
     assert version.number == 5
 
 
-def test_a_wait_returns_the_next_document(bucket: Bucket) -> None:
+def test_a_wait_returns_the_next_document(connect: Callable[[], Coordinator]) -> None:
     """The wait returns at once if the document differs, and otherwise after its time, without one."""
-    coordinator = BucketCoordinator(bucket, poll_s=0.005)
+    coordinator, other = connect(), connect()
     assert coordinator.wait(None, 0) is None
     first = created(coordinator)
     assert coordinator.wait(None, 60) == first
     assert coordinator.wait(first.version, 0.02) is None
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(coordinator.wait, first.version, 60)
-        second = coordinator.swap(FIRST, first.version).current
+        second = other.swap(FIRST, first.version).current
         assert waiting.result() == second
 
 
@@ -191,7 +201,7 @@ def ignored(_: ScriptedBucket, do: Callable[[], str]) -> str:
 def test_a_swap_without_an_answer_is_resolved_by_reading(fault: Fault, outcome: SwapOutcome, is_first: bool) -> None:
     """The nonce shows whose document it is. The outcome stays unknown while the old version is the current one."""
     bucket = ScriptedBucket()
-    coordinator = BucketCoordinator(bucket)
+    coordinator = Coordinator(BucketEngine(bucket))
     before = None if is_first else created(coordinator)
     version = None if before is None else before.version
     bucket.put_faults.append(fault)
@@ -213,7 +223,7 @@ def test_a_swap_without_an_answer_is_resolved_by_reading(fault: Fault, outcome: 
 def test_a_late_swap_takes_effect_or_is_lost_for_ever(arrives_first: bool) -> None:
     """`resolve` finds out which, once there is another document."""
     bucket = ScriptedBucket()
-    coordinator = BucketCoordinator(bucket)
+    coordinator = Coordinator(BucketEngine(bucket))
     first = created(coordinator)
     bucket.put_faults.append(late)
     swapped = coordinator.swap(FIRST, first.version)
@@ -231,7 +241,7 @@ def test_an_outcome_that_cannot_be_read_is_unknown() -> None:
     """The result has the error of the swap, or else the error of the read."""
     for kind, failure in ((CoordinatorUnreachable, error()), (CoordinatorRefused, error("denied", retriable=False))):
         bucket = ScriptedBucket()
-        coordinator = BucketCoordinator(bucket)
+        coordinator = Coordinator(BucketEngine(bucket))
         first = created(coordinator)
         bucket.put_faults.append(done_and_repeated)
         bucket.get_faults.append(failure)
@@ -248,12 +258,12 @@ def test_a_store_that_ignores_conditions_is_no_outcome() -> None:
     bucket = ScriptedBucket()
     bucket.put_faults.append(ignored)
     with pytest.raises(ConditionIgnored):
-        BucketCoordinator(bucket).swap(FIRST, None)
+        Coordinator(BucketEngine(bucket)).swap(FIRST, None)
 
 
 def test_a_contradictory_document_is_not_sent() -> None:
     """The mistake is the caller's, and the object store keeps what it has."""
-    coordinator = BucketCoordinator(Memory())
+    coordinator = Coordinator(BucketEngine(Memory()))
     with pytest.raises(MalformedDocument):
         coordinator.swap(replace(FIRST, leader="m9"), None)
     assert coordinator.read() is None
@@ -262,7 +272,7 @@ def test_a_contradictory_document_is_not_sent() -> None:
 def test_errors_of_reads_have_classes() -> None:
     """Unreachable may be better later. Refused needs a person: permissions, or a document that cannot be used."""
     bucket = ScriptedBucket()
-    coordinator = BucketCoordinator(bucket)
+    coordinator = Coordinator(BucketEngine(bucket))
     bucket.get_faults.append(error())
     with pytest.raises(CoordinatorUnreachable, match=r"memory://bucket: .*cannot be reached: cluster.json: no answer"):
         coordinator.read()
@@ -285,7 +295,7 @@ def test_a_wait_survives_an_outage() -> None:
         paused.append(seconds)
         clock.advance(round(seconds * 1000))
 
-    coordinator = BucketCoordinator(bucket, pause=pause, clock=clock)
+    coordinator = Coordinator(BucketEngine(bucket), pause=pause, clock=clock)
     first = created(coordinator)
     bucket.get_faults += [error(), error()]
     assert coordinator.wait(first.version, 2.5) is None
@@ -306,7 +316,7 @@ def test_a_wait_survives_an_outage() -> None:
 def test_an_event_ends_a_wait() -> None:
     """A process that closes does not wait for the time to pass."""
     stop = threading.Event()
-    coordinator = BucketCoordinator(Memory(), pause=stop.wait)
+    coordinator = Coordinator(BucketEngine(Memory()), pause=stop.wait)
     stop.set()
     assert coordinator.wait(None, 3600) is None
 
@@ -314,7 +324,7 @@ def test_an_event_ends_a_wait() -> None:
 def test_locks_of_swaps_are_deleted_with_the_object(tmp_path: Path) -> None:
     """A folder has the document and its lock; `LocalBucket.delete` removes both."""
     bucket = LocalBucket(str(tmp_path / "bucket"))
-    created(BucketCoordinator(bucket))
+    created(Coordinator(BucketEngine(bucket)))
     bucket.delete([CLUSTER_KEY, "missing"])
     assert list((tmp_path / "bucket").iterdir()) == []
-    created(BucketCoordinator(bucket))
+    created(Coordinator(BucketEngine(bucket)))

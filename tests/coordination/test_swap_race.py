@@ -1,19 +1,23 @@
-"""`segmentlog cluster check` refuses object stores on which several swaps can succeed, and accepts the others."""
+"""`segmentlog cluster check` refuses engines on which several swaps can succeed, and accepts the others."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
-from objects.buckets import KINDS, Memory, cloud, disconnected, places
+from coordination.engines import KINDS, engine_places
+from objects.buckets import Memory, cloud, disconnected
 from objects.failing_s3 import FailingS3
 
+from segmentlog.coordination.bucket_engine import BucketEngine
+from segmentlog.coordination.swap_race import RACERS, ROUNDS, race_swaps
 from segmentlog.errors import CoordinatorRefused, CoordinatorUnreachable, ObjectStoreError
 from segmentlog.objects.bucket.base import Bucket, Data, PreconditionFailed
-from segmentlog.objects.coordination.swap_race import RACERS, ROUNDS, race_swaps
 
 
 @pytest.fixture
@@ -28,18 +32,21 @@ def server() -> Iterator[FailingS3]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_store_with_conditions_is_accepted(kind: str, tmp_path: Path) -> None:
-    """One swap of each round succeeds, and the check leaves no object."""
-    with places(kind, tmp_path) as make, disconnected():
-        bucket = make()
+def test_an_engine_with_conditions_is_accepted(kind: str, tmp_path: Path) -> None:
+    """One swap of each round wins, and the check leaves no document."""
+    with engine_places(kind, tmp_path) as make, disconnected(), contextlib.closing(make()()) as engine:
         seen: list[int] = []
-        report = race_swaps(bucket, seen.append)
+        with mock.patch.object(engine, "delete", wraps=engine.delete) as delete:
+            report = race_swaps(engine, seen.append)
         assert (report.problem, report.leftover) == ("", ())
         assert (report.swaps, report.won, report.lost + report.unknown) == (100, ROUNDS, 90)
         assert 0 < report.p50_ms <= report.p99_ms
         assert seen == [RACERS] * ROUNDS
-        assert list(bucket.list()) == []
-        del bucket
+        keys = delete.call_args.args[0]
+        assert len(keys) == 2
+        assert [engine.get(key) for key in keys] == [None, None]
+        engine.delete(keys)
+        del engine
     if kind == "folder":
         assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
@@ -88,9 +95,9 @@ class Stale(Memory):
 @pytest.mark.parametrize(
     ("make", "problem", "swaps"),
     [
-        (lambda: Ignoring(create=True, replace=True), r"10 of 10 .* that the object did not exist", 10),
-        (lambda: Ignoring(create=True, replace=False), r"10 of 10 .* that the object did not exist", 10),
-        (lambda: Ignoring(create=False, replace=True), r"10 of 10 .* the same version of the object", 20),
+        (lambda: Ignoring(create=True, replace=True), r"10 of 10 .* that the document did not exist", 10),
+        (lambda: Ignoring(create=True, replace=False), r"10 of 10 .* that the document did not exist", 10),
+        (lambda: Ignoring(create=False, replace=True), r"10 of 10 .* the same version of the document", 20),
         (InTwoSteps, r"10 of 10 simultaneous swaps succeeded", 10),
         (Stale, r"a read after a successful swap did not return", 20),
     ],
@@ -100,7 +107,7 @@ def test_a_store_on_which_several_swaps_succeed_is_refused(
 ) -> None:
     """The first round that shows it ends the check; the objects of the check are deleted."""
     bucket = make()
-    report = race_swaps(bucket)
+    report = race_swaps(BucketEngine(bucket))
     assert re.search(problem, report.problem), report
     assert report.swaps == swaps
     assert list(bucket.list()) == []
@@ -110,7 +117,7 @@ def test_a_store_on_which_several_swaps_succeed_is_refused(
 def test_an_s3_server_without_conditions_is_refused(server: FailingS3, ignores: tuple[str, ...]) -> None:
     """`CloudBucket` finds it with the first object. The report names this object, because the server cannot delete."""
     server.ignores = ignores
-    report = race_swaps(cloud(server.server))
+    report = race_swaps(BucketEngine(cloud(server.server)))
     assert "ignores conditional writes" in report.problem
     assert report.swaps == RACERS
     assert len(report.leftover) == 1
@@ -125,7 +132,7 @@ def test_a_store_without_permission_to_write_is_refused_after_one_round() -> Non
 
     seen: list[int] = []
     with pytest.raises(CoordinatorRefused, match="access denied"):
-        race_swaps(Readable(), seen.append)
+        race_swaps(BucketEngine(Readable()), seen.append)
     assert seen == []
 
 
@@ -137,7 +144,7 @@ def test_a_store_that_cannot_be_reached_costs_one_request() -> None:
             raise ObjectStoreError(self.url, key, "no answer in time")
 
     with pytest.raises(CoordinatorUnreachable, match="no answer in time"):
-        race_swaps(Unreachable())
+        race_swaps(BucketEngine(Unreachable()))
 
 
 def test_lost_answers_are_counted_as_unknown() -> None:
@@ -154,7 +161,7 @@ def test_lost_answers_are_counted_as_unknown() -> None:
                 raise ObjectStoreError(self.url, key, "503: slow down")
             return super().compare_and_swap(key, data, tag)
 
-    report = race_swaps(Slow())
+    report = race_swaps(BucketEngine(Slow()))
     assert (report.swaps, report.problem) == (100, "")
     assert report.won + report.lost + report.unknown == 100
     assert 1 <= report.won <= ROUNDS
@@ -168,7 +175,7 @@ def test_objects_that_cannot_be_deleted_are_named() -> None:
             raise ObjectStoreError(self.url, "delete", "access denied", False)
 
     bucket = Undeletable()
-    report = race_swaps(bucket)
+    report = race_swaps(BucketEngine(bucket))
     assert report.problem == ""
     assert sorted(report.leftover) == sorted(found.key for found in bucket.list())
     assert len(report.leftover) == 2

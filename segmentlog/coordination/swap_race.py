@@ -1,7 +1,7 @@
-"""Check an object store by racing swaps: of simultaneous swaps with the same condition at most one may succeed.
+"""Check a coordination engine by racing swaps: of simultaneous swaps with the same condition at most one may succeed.
 
-Some stores ignore the conditions of puts, or check them in one step and write in another. Both let two machines lead
-one cluster. The race uses objects of its own, and the code that a cluster uses.
+Some object stores ignore the conditions of puts, or check them in one step and write in another. Both let two machines
+lead one cluster. The race uses documents of its own, and the code that a cluster uses.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, NamedTuple
 
-from segmentlog.errors import ConditionIgnored, ObjectStoreError
-from segmentlog.format.cluster_document import ClusterDocument, InSyncReplica, Machine
-from segmentlog.objects.bucket.base import Bucket
-from segmentlog.objects.bucket.upload_pool import new_nonce
-from segmentlog.objects.coordination.bucket_coordinator import BucketCoordinator
-from segmentlog.objects.coordination.cluster_coordinator import (
+from segmentlog.coordination.cluster_coordinator import (
+    Coordinator,
     DocumentVersion,
     SwapOutcome,
     SwapResult,
     VersionedDocument,
 )
+from segmentlog.coordination.coordination_engine import CoordinationEngine
+from segmentlog.errors import ConditionIgnored, CoordinatorRefused, CoordinatorUnreachable
+from segmentlog.format.cluster_document import ClusterDocument, InSyncReplica, Machine
+from segmentlog.objects.bucket.upload_pool import new_nonce
 
 ROUNDS: Final = 10
 RACERS: Final = 10
-_ROUNDS_PER_OBJECT: Final = 5
-"""The first round on an object races to create it, the others to replace it."""
+_ROUNDS_PER_DOCUMENT: Final = 5
+"""The first round on a document races to create it, the others to replace it."""
 _BARRIER_S: Final = 60.0
 _MACHINE: Final = Machine("check.invalid:9092", 1, "check")
 _DOCUMENT: Final = ClusterDocument(
@@ -47,21 +47,21 @@ class RaceReport(NamedTuple):
     """Time of a swap until its outcome was resolved, or a read could not resolve it."""
     p99_ms: float
     problem: str
-    """Why a cluster must not use this object store; "" if it can."""
+    """Why a cluster must not use this engine; "" if it can."""
     leftover: tuple[str, ...]
-    """Names of objects that could not be deleted."""
+    """Names of documents that could not be deleted."""
 
 
 class _Attempt(NamedTuple):
-    """One swap of the race. ``result`` is None if the object store was found to ignore conditions."""
+    """One swap of the race. ``result`` is None if the engine was found to ignore conditions."""
 
     result: SwapResult | None
     elapsed_ms: float
     problem: str = ""
 
 
-def race_swaps(bucket: Bucket, progress: Callable[[int], None] | None = None) -> RaceReport:
-    """Race `ROUNDS` rounds of `RACERS` simultaneous swaps, up to the first problem, and delete their objects.
+def race_swaps(engine: CoordinationEngine, progress: Callable[[int], None] | None = None) -> RaceReport:
+    """Race `ROUNDS` rounds of `RACERS` simultaneous swaps, up to the first problem, and delete their documents.
 
     ``progress`` is called with the number of swaps after each round. Raise `CoordinatorUnreachable` or
     `CoordinatorRefused` if a read fails, or every swap of a round.
@@ -74,8 +74,8 @@ def race_swaps(bucket: Bucket, progress: Callable[[int], None] | None = None) ->
     try:
         with ThreadPoolExecutor(RACERS, "segmentlog-check") as pool:
             for number in range(ROUNDS):
-                if number % _ROUNDS_PER_OBJECT == 0:
-                    coordinator, version = BucketCoordinator(bucket, key=f"{prefix}-{number}.json"), None
+                if number % _ROUNDS_PER_DOCUMENT == 0:
+                    coordinator, version = Coordinator(engine, key=f"{prefix}-{number}.json"), None
                     coordinator.read()  # an error here costs one request instead of ten
                     used.append(coordinator.key)
                 made = _race(pool, coordinator, version)
@@ -92,11 +92,11 @@ def race_swaps(bucket: Bucket, progress: Callable[[int], None] | None = None) ->
                 if problem:
                     break
     finally:
-        leftover = _delete(bucket, used)
-    return _report(bucket.url, attempts, problem, leftover)
+        leftover = _delete(engine, used)
+    return _report(engine.url, attempts, problem, leftover)
 
 
-def _race(pool: ThreadPoolExecutor, coordinator: BucketCoordinator, version: DocumentVersion | None) -> list[_Attempt]:
+def _race(pool: ThreadPoolExecutor, coordinator: Coordinator, version: DocumentVersion | None) -> list[_Attempt]:
     """Let all racers swap the same version at the same time."""
     start = threading.Barrier(RACERS)
 
@@ -125,23 +125,23 @@ def _problem(results: Sequence[SwapResult], version: DocumentVersion | None, cur
     """Return what is wrong with the outcomes of a round, and with the document that was read afterwards."""
     winners = [result.sent.nonce for result in results if result.outcome is SwapOutcome.SUCCEEDED]
     if len(winners) > 1:
-        condition = "that the object did not exist" if version is None else "the same version of the object"
+        condition = "that the document did not exist" if version is None else "the same version of the document"
         return f"{len(winners)} of {len(results)} simultaneous swaps succeeded, and each had as condition {condition}"
     if current is None:
-        return "" if version is None and not winners else "the object has disappeared"
+        return "" if version is None and not winners else "the document has disappeared"
     nonce = current.document.nonce
     if winners and nonce != winners[0]:
-        return "a read after a successful swap did not return the object of that swap"
+        return "a read after a successful swap did not return the document of that swap"
     if current.version != version and nonce not in [result.sent.nonce for result in results]:
-        return "the object has changed, but not by a swap of this check"
+        return "the document has changed, but not by a swap of this check"
     return ""
 
 
-def _delete(bucket: Bucket, keys: Sequence[str]) -> tuple[str, ...]:
-    """Delete objects, and return the names of those that could not be deleted."""
+def _delete(engine: CoordinationEngine, keys: Sequence[str]) -> tuple[str, ...]:
+    """Delete documents, and return the names of those that could not be deleted."""
     try:
-        bucket.delete(keys)
-    except ObjectStoreError:
+        engine.delete(keys)
+    except (CoordinatorUnreachable, CoordinatorRefused):
         return tuple(keys)
     return ()
 

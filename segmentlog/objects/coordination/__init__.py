@@ -1,1 +1,0 @@
-"""The coordinator of a cluster: one document that machines replace by conditional swaps."""
