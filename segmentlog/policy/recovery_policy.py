@@ -13,8 +13,8 @@
                                                                               in between
     unclean      end > ceiling                end + 2^32             + 1      the ceiling is from another
                                                                               checkpoint: treated as unknown
-    restored     end <= ceiling               ceiling                + 1,024  the owner of the store may have used
-                                                                              epochs that it did not ship
+    restored     end <= ceiling               ceiling                + 1,024  the owner may have used epochs before
+                                                                              it shipped them
     one slot     end                          max(end, ceiling)      + 1      the damaged slot may have had a
     damaged                                   + 2^32                          higher ceiling
 
@@ -37,8 +37,8 @@ UNKNOWN_CEILING_GAP: Final = 1 << 32
 RESTORED_EPOCH_GAP: Final = 1 << 10
 """Difference between the epoch of a restored log and the last shipped epoch. An owner resumes in a new epoch after
 each crash, and another machine may take over before the owner ships. A consumer with the unshipped epoch rejects
-leaders with a lower epoch. If two logs had the same epoch, it could not detect lost records. A thousand crashes without
-an upload are not expected: after each crash, appends wait for an upload."""
+leaders with a lower epoch. If two logs had the same epoch, it could not detect lost records. A thousand crashes in
+between suffice: after each crash, appends wait for an upload."""
 
 
 class RecoveryVerdict(msgspec.Struct, frozen=True):
