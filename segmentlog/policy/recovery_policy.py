@@ -13,7 +13,8 @@
                                                                               in between
     unclean      end > ceiling                end + 2^32             + 1      the ceiling is from another
                                                                               checkpoint: treated as unknown
-    restored     end <= ceiling               as for unclean; only the reported reason differs
+    restored     end <= ceiling               ceiling                + 1,024  the owner may have used epochs before
+                                                                              it shipped them
     one slot     end                          max(end, ceiling)      + 1      the damaged slot may have had a
     damaged                                   + 2^32                          higher ceiling
 
@@ -32,6 +33,12 @@ from segmentlog.format.checkpoint import Checkpoint
 
 UNKNOWN_CEILING_GAP: Final = 1 << 32
 """Offsets to skip when the ceiling is unknown: a thousand times as many as a ceiling reserves."""
+
+RESTORED_EPOCH_GAP: Final = 1 << 10
+"""Difference between the epoch of a restored log and the last shipped epoch. An owner resumes in a new epoch after
+each crash, and another machine may take over before the owner ships. A consumer with the unshipped epoch rejects
+leaders with a lower epoch. If two logs had the same epoch, it could not detect lost records. A thousand crashes in
+between suffice: after each crash, appends wait for an upload."""
 
 
 class RecoveryVerdict(msgspec.Struct, frozen=True):
@@ -68,7 +75,7 @@ def decide(
         why = "restored from an object store"
         if end_offset < ceiling:
             why += f"; the owner of the store may have assigned offsets up to the ceiling {ceiling} before that"
-        return RecoveryVerdict(ceiling, next_epoch, why)
+        return RecoveryVerdict(ceiling, next_epoch - 1 + RESTORED_EPOCH_GAP, why)
     if end_offset == ceiling:
         return RecoveryVerdict(end_offset, next_epoch, "every assigned offset survived")
     return RecoveryVerdict(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from delivery_jobs import OneBoot
 from logs import values_by_offset
 from objects.buckets import Memory
 
@@ -144,3 +146,17 @@ def test_an_owner_whose_clock_is_set_back_is_told(tmp_path: Path, store: LogStor
     with pytest.raises(StoreFenced):
         shipper.run_cycle(now_ms - 3_600_000)
     shipper.close()
+
+
+def test_epochs_that_were_not_shipped_are_not_used_again(tmp_path: Path, store: LogStore, bucket: Memory) -> None:
+    """The owner loses power, resumes in a new epoch, and is gone before it ships: the new owner's epoch is higher.
+
+    A consumer that has the unshipped epoch waits for ever for a leader with a lower epoch.
+    """
+    shutil.copytree(tmp_path / "store", tmp_path / "crashed")
+    with LogStore(tmp_path / "crashed", fs=OneBoot("second boot"), background=False) as crashed:
+        unshipped = crashed.topic("a").partition(0).epoch
+    assert unshipped > store.topic("a").partition(0).epoch
+    take_over(bucket, str(tmp_path / "new"))
+    with LogStore(tmp_path / "new", background=False) as new:
+        assert new.topic("a").partition(0).epoch > unshipped

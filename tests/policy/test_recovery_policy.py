@@ -26,8 +26,18 @@ UNCLEAN = checkpoint(100, 500, clean=False)
 RESTORED_LOG = structs.replace(UNCLEAN, boot_id=RESTORED)
 
 ROWS = [
-    ("restored, some may be missing", RESTORED_LOG, False, True, 100, 3, 500, 4, "object store; the owner"),
-    ("restored, all of it", structs.replace(RESTORED_LOG, offset_ceiling=100), False, True, 100, 3, 100, 4, "restored"),
+    ("restored, some may be missing", RESTORED_LOG, False, True, 100, 3, 500, 3 + 1024, "object store; the owner"),
+    (
+        "restored, all of it",
+        structs.replace(RESTORED_LOG, offset_ceiling=100),
+        False,
+        True,
+        100,
+        3,
+        100,
+        1027,
+        "restored",
+    ),
     ("restored, one slot damaged", RESTORED_LOG, True, True, 100, 3, 500 + GAP, 4, "one slot"),
     # name, checkpoint, one slot damaged, has segments, end, highest epoch -> resume, epoch, part of the reason
     ("new", None, False, False, 0, 0, 0, 0, "new"),
