@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import logging
 import os
@@ -94,21 +93,8 @@ class Machine:
                 os.kill(pid, number)
 
     def pause(self) -> None:
-        """SIGSTOP, but not while the owner holds the lock of the folder bucket: a takeover would wait for it."""
-        lock = Path(self.url.removeprefix("file://")) / "manifest.json.lock"
-
-        def is_paused() -> bool:
-            self.signal(signal.SIGSTOP)
-            time.sleep(0.05)  # until all threads have stopped
-            with lock.open("rb") as file:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    self.signal(signal.SIGCONT)
-                    return False
-            return True
-
-        wait_until(is_paused, every_s=0.02)
+        """Stop all processes of the server, wherever they are: also while they replace the manifest."""
+        self.signal(signal.SIGSTOP)
 
     def kill(self) -> None:
         """Kill -9 of everything."""

@@ -1,8 +1,8 @@
 """A folder that serves as an object store, for example on another disk or on a network file system.
 
 Each object is a file. A put writes a temporary file, syncs and renames it, and then syncs its folder and those parent
-folders that this process has not synced yet. A conditional put locks a file next to the object; the tag is a checksum
-of the content. On a network file system the lock is as reliable as the locks of that file system.
+folders that this process has not synced yet. A conditional put takes turns with other processes (`file_swap`), and no
+process that is stopped or killed keeps others from their turns. The tag is a checksum of the content.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import xxhash
 from segmentlog.errors import DiskFull, ObjectStoreError
 from segmentlog.format.file_names import FILE_LOCK_SUFFIX, STORE_FILE, TEMPORARY_SUFFIX, check_relative_path
 from segmentlog.objects.bucket.base import Data, ObjectInfo, ObjectMissing, PreconditionFailed
+from segmentlog.objects.bucket.file_swap import remove_file, swap_file
 from segmentlog.objects.bucket.rate_limit import RateLimiter
-from segmentlog.storage.file_locks import ProcessLock
 from segmentlog.storage.file_operations import make_folders_durably, read_file, replace_file
 from segmentlog.storage.fs import FileSystem, opened
 
@@ -76,29 +76,25 @@ class LocalBucket:
         path = self._file(key)
         with self._translating_errors(key, "written"):
             self._create_folder(os.path.dirname(path))
-            with ProcessLock(self._fs, path + FILE_LOCK_SUFFIX).hold():
-                try:
-                    current: str | None = _tag(read_file(self._fs, path))
-                except FileNotFoundError:
-                    current = None
-                if current != tag:
-                    raise PreconditionFailed(self.url, key)
-                replace_file(self._fs, path, cast("bytes", data))
+            if not swap_file(self._fs, path, cast("bytes", data), lambda: self._tag_of(path) == tag):
+                raise PreconditionFailed(self.url, key)
         return _tag(data)
 
+    def _tag_of(self, path: str) -> str | None:
+        try:
+            return _tag(read_file(self._fs, path))
+        except FileNotFoundError:
+            return None
+
     def delete(self, keys: Iterable[str]) -> None:
-        """Implement `Bucket.delete`; remove the lock files of `compare_and_swap`, too."""
+        """Implement `Bucket.delete`; remove the lock or the turns of `compare_and_swap`, too."""
         for key in keys:
-            lock_path = self._file(key) + FILE_LOCK_SUFFIX
+            path = self._file(key)
             with contextlib.suppress(ObjectMissing), self._translating_errors(key, "deleted"):
-                if self._fs.exists(lock_path):
-                    # Only the holder may remove the file: waiting processes then lock the file that replaces it.
-                    with ProcessLock(self._fs, lock_path).hold():
-                        self._fs.unlink(lock_path)
-                self._fs.unlink(self._file(key))
+                remove_file(self._fs, path)
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        """Implement `Bucket.list`. Leave out lock files and files that are still being written."""
+        """Implement `Bucket.list`. Leave out turns of `compare_and_swap`, and files that are being written."""
         with self._translating_errors(prefix or "/", "listed"):
             yield from self._list("", prefix)
 

@@ -233,7 +233,7 @@ class Replica:
         return _status(self._bucket.url, self._mirror.status, self._clock.now_ms())
 
     def label_active_segments(self) -> None:
-        """Sync the active segments, and label them with the checksums in the manifest: a takeover then reads none.
+        """Sync the active segments, and label them as equal to the manifest: a takeover then reads no segment.
 
         Raise OSError.
         """
