@@ -55,7 +55,7 @@ class Interrupted(FaultyFileSystem, NoSyncFileSystem):
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A turn is revoked at once."""
+    """Revoke turns at once."""
     monkeypatch.setattr(file_swap, "PATIENCE_S", 0.0)
 
 
