@@ -87,7 +87,7 @@ def _terminate(game: Game) -> None:
 def _pause(game: Game) -> None:
     """SIGSTOP for longer than the silence, then SIGCONT."""
     owner, standby = game.owner(), game.standby()
-    _stop(game, owner)
+    stop_machine(game, owner)
     game.wait_for_owner(standby)
     _wait_a_while(game, 2)
     owner.signal(signal.SIGCONT)
@@ -96,19 +96,19 @@ def _pause(game: Game) -> None:
 def _pause_briefly(game: Game) -> None:
     """SIGSTOP for about the silence: the standby takes over, or does not, or is about to."""
     owner = game.owner()
-    _stop(game, owner)
+    stop_machine(game, owner)
     _wait_a_while(game, 2 * SILENCE_S)
     owner.signal(signal.SIGCONT)
 
 
 def _pause_the_standby(game: Game) -> None:
     standby = game.standby()
-    _stop(game, standby)
+    stop_machine(game, standby)
     _wait_a_while(game, 2 * SILENCE_S)
     standby.signal(signal.SIGCONT)
 
 
-def _stop(game: Game, machine: MachineOnHost) -> None:
+def stop_machine(game: Game, machine: MachineOnHost) -> None:
     """SIGSTOP, but not while the machine holds the lock of the folder: a takeover would wait for it."""
 
     def is_stopped() -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+from segmentlog.objects.bucket.base import PreconditionFailed
 from segmentlog.objects.bucket.local_bucket import LocalBucket
 from segmentlog.objects.upload.shipper import Shipper
 from segmentlog.server.ack_waiter import AckWaiter
@@ -25,10 +26,15 @@ def fence_no_owner() -> None:
     real = LocalBucket.compare_and_swap
 
     def swap(self: LocalBucket, key: str, data: Any, tag: str | None) -> str:
-        return real(self, key, data, None if tag is None else self.get(key)[1])
+        while True:
+            try:
+                return real(self, key, data, None if tag is None else self.get(key)[1])
+            except PreconditionFailed:  # the other machine has published in between
+                continue
 
     LocalBucket.compare_and_swap = swap  # type: ignore[method-assign]
     Shipper._check_owner = lambda self, now_ms: None  # type: ignore[method-assign]
+    Shipper._resolve_outcome = lambda self: None  # type: ignore[method-assign]
 
 
 SABOTAGE: Final[dict[str, Callable[[], None]]] = {

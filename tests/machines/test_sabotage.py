@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from machines.events import stop_machine
 from machines.game import PLAIN, Game
 from machines.network import missing_for_network
 from waiting import wait_until
@@ -46,7 +47,7 @@ def test_a_former_owner_that_is_not_fenced_is_found_out(tmp_path: Path) -> None:
     with _game(tmp_path, "folder", "does not fence a former owner") as game:
         game.start()
         owner, standby = game.machines
-        owner.signal(signal.SIGSTOP)
+        stop_machine(game, owner)
         game.wait_for_owner(standby)
         wait_until(lambda: len(game.told(standby.program_label, "acked")) > 5, game.describe)
         before = len(game.told(owner.program_label, "acked"))
