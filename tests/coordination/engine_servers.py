@@ -189,7 +189,8 @@ def _is_healthy(port: int) -> bool:
 
 
 def _serves_zookeeper(port: int) -> bool:
-    with socket.create_connection(("127.0.0.1", port), timeout=5) as probe:
+    # Before it is ready, ZooKeeper accepts connections and may never answer them.
+    with socket.create_connection(("127.0.0.1", port), timeout=0.3) as probe:
         probe.sendall(b"srvr")
         answer = b""
         while part := probe.recv(4096):

@@ -250,6 +250,24 @@ def test_a_late_swap_takes_effect_or_is_lost_for_ever(arrives_first: bool) -> No
     assert found.current == other.current
 
 
+def test_a_server_that_lags_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read that returns an older document than the swap replaced, or none, leaves the outcome unknown."""
+    bucket = ScriptedBucket()
+    coordinator = Coordinator(BucketEngine(bucket))
+    first = created(coordinator)
+    old = bucket.get(CLUSTER_KEY)
+    second = coordinator.swap(FIRST, first.version).current
+    assert second is not None
+    bucket.put_faults.append(done_unanswered)
+    with monkeypatch.context() as lagging:
+        lagging.setattr(bucket, "get", lambda key: old)
+        result = coordinator.swap(FIRST, second.version)
+        assert (result.outcome, result.current) == (SwapOutcome.UNKNOWN, first)
+    assert coordinator.resolve(result.sent, second.version).outcome is SwapOutcome.SUCCEEDED
+    bucket.delete([CLUSTER_KEY])
+    assert coordinator.resolve(result.sent, second.version).outcome is SwapOutcome.UNKNOWN
+
+
 def test_an_outcome_that_cannot_be_read_is_unknown() -> None:
     """The result has the error of the swap, or else the error of the read."""
     for kind, failure in ((CoordinatorUnreachable, error()), (CoordinatorRefused, error("denied", retriable=False))):

@@ -195,6 +195,44 @@ def is_empty(coordinator: Coordinator) -> bool:
         return False
 
 
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        failure(401, 16, "etcdserver: invalid auth token"),
+        failure(400, 3, "etcdserver: revision of auth store is old"),
+    ],
+)
+def test_a_client_logs_in_again(refusal: Reply) -> None:
+    """Once for each request that is refused because of its token."""
+    valid: list[str] = []
+
+    def log_in(handler: Handler) -> None:
+        valid[:] = [f"token-{len(server.requests)}"]
+        answer(json.dumps({"header": HEADER, "token": valid[0]}).encode())(handler)
+
+    def reply(handler: Handler) -> None:
+        if handler.path == "/v3/auth/authenticate":
+            log_in(handler)
+        else:
+            (answer(EMPTY) if [handler.headers["Authorization"]] == valid else refusal)(handler)
+
+    with gateway(reply) as server:
+        url = engine_url("etcd", server.port).replace("//", "//us%40er:pass%2Fword@")
+        coordinator = open_coordinator(url)
+        for _ in range(2):
+            assert coordinator.read() is None
+            assert coordinator.read() is None
+            valid.clear()
+        logins = [body for path, body, _ in server.requests if path == "/v3/auth/authenticate"]
+        assert logins == [{"name": "us@er", "password": "pass/word"}] * 2
+        server.reply = lambda handler: log_in(handler) if "authenticate" in handler.path else refusal(handler)
+        with pytest.raises(CoordinatorRefused, match="access denied"):
+            coordinator.read()
+        server.reply = failure(400, 3, "bad password pass/word")
+        with pytest.raises(CoordinatorRefused, match=r"bad password \.\.\."):
+            open_coordinator(url).read()
+
+
 def test_a_server_of_another_cluster_is_refused() -> None:
     """Its revisions would mean other documents. Servers of the first cluster continue to be used."""
     other = json.dumps({"header": HEADER | {"cluster_id": "1"}}).encode()
@@ -278,7 +316,7 @@ def test_an_interrupt_ends_a_request() -> None:
 
 
 def test_users_and_passwords(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client logs in, and again when etcd has forgotten the token or changed the users. Errors have no password."""
+    """A client logs in, also after a restart and a change of the users. Errors have no password."""
     with etcd(tmp_path) as servers:
         port = servers[0].port
 
@@ -301,11 +339,11 @@ def test_users_and_passwords(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setenv(USER_VARIABLE, "us@er:pass/word")
         with contextlib.closing(open_coordinator(plain)) as coordinator:
             first = created(coordinator)
-            servers[0].restart()  # its tokens are in memory
+            servers[0].restart()
             second = coordinator.swap(FIRST, first.version).current
             assert second is not None
             token = ask_etcd(port, "auth/authenticate", {"name": "root", "password": "pass/word"})["token"]
-            # It changes the revision of etcd's users, and so ends older tokens.
+            # It changes the revision of the users, and so ends older tokens of some kinds.
             ask_etcd(port, "auth/user/add", {"name": "another", "password": "x"}, token)
             assert coordinator.read() == second
             assert coordinator.wait(second.version, 0.02) is None
