@@ -88,15 +88,15 @@ class ZooKeeperEngine:
         path = self._path(key)
         try:
             connection = self._connected(time.monotonic() + min(seconds, REQUEST_S))
-            changed = connection.changes.setdefault(path, connection.handler.event_object())
-            changed.clear()
+            change = connection.changes.setdefault(path, _Change(connection.handler.event_object()))
+            change.event.clear()
             # Pass the same method each time, so that kazoo and ZooKeeper keep only one watch of each node.
-            (found,) = self._send(lambda client: [client.exists_async(path, changed.set)])
+            (found,) = self._send(lambda client: [client.exists_async(path, change.notify)])
             stat = self._require(key, found)
         except (CoordinatorUnreachable, CoordinatorRefused):
             return False
         if (None if stat is None else str(stat.version)) == tag:
-            changed.wait(seconds)
+            change.event.wait(seconds)
         return True
 
     def delete(self, keys: Iterable[str]) -> None:
@@ -199,8 +199,8 @@ class _Connection:
     def __init__(self, kazoo: ModuleType, address: EngineAddress) -> None:
         self.handler = _make_handler(kazoo)
         self.reasons = _LastReason()
-        self.changes: dict[str, threading.Event] = {}
-        """Path -> event that kazoo sets when the node changes, or the connection is lost."""
+        self.changes: dict[str, _Change] = {}
+        """By path of the node."""
         logger = logging.Logger("segmentlog.zookeeper", logging.WARNING)  # kazoo logs passwords, at a lower level
         logger.addHandler(self.reasons)
         retry = kazoo.retry.KazooRetry(max_tries=-1, delay=0.1, max_delay=_RECONNECT_S)
@@ -212,7 +212,7 @@ class _Connection:
             use_ssl=address.is_tls, check_hostname=address.is_tls, ca=files.get("cacert"), certfile=files.get("cert"),
             keyfile=files.get("key"), keyfile_password="",
         )  # fmt: skip
-        self.live = self.client.start_async()
+        self.live = self.handler.live = self.client.start_async()
 
     @property
     def has_ended(self) -> bool:
@@ -221,8 +221,8 @@ class _Connection:
 
     def close(self) -> None:
         """End the session and the threads."""
-        for changed in self.changes.copy().values():
-            changed.set()
+        for change in self.changes.copy().values():
+            change.event.set()
         with contextlib.suppress(Exception):  # kazoo's, if a server name is not resolved in time
             self.client.stop()
             self.client.close()
@@ -231,6 +231,17 @@ class _Connection:
         """Close a forked child's copies of the sockets."""
         self.handler.close_copies()
         atexit.unregister(self.handler.stop)
+
+
+class _Change:
+    """An event that kazoo sets when a node changes, or when the connection is lost."""
+
+    def __init__(self, event: threading.Event) -> None:
+        self.event = event
+
+    def notify(self, _: object) -> None:
+        """End the calls of `ZooKeeperEngine.wait_for_change`."""
+        self.event.set()
 
 
 class _LastReason(logging.Handler):
@@ -253,6 +264,8 @@ def _make_handler(kazoo: ModuleType) -> Any:
             self._connected: socket.socket | None = None
             self._pair: tuple[socket.socket, ...] = ()
             self._last_thread: threading.Thread | None = None
+            self.live: threading.Event | None = None
+            """Set while a server answers."""
 
         @property
         def is_connecting(self) -> bool:
@@ -274,6 +287,12 @@ def _make_handler(kazoo: ModuleType) -> Any:
 
             self._last_thread = super().spawn(run)
             return self._last_thread
+
+        def stop(self) -> None:
+            """Stop the workers, as the client does before it waits for the thread of the connection."""
+            super().stop()
+            if self.live is not None and not self.live.is_set():
+                self.disconnect()  # the thread waits for an answer
 
         def disconnect(self) -> None:
             """End the connection, so that the client connects to another server."""

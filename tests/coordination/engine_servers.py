@@ -154,11 +154,11 @@ def missing(what: str, package: str) -> None:
     pytest.skip(reason)
 
 
-def ask_etcd(port: int, method: str, body: dict[str, Any]) -> dict[str, Any]:
+def ask_etcd(port: int, method: str, body: dict[str, Any], token: str = "") -> dict[str, Any]:
     """Send a request to one member of etcd, without the code under test."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
     try:
-        connection.request("POST", f"/v3/{method}", json.dumps(body))
+        connection.request("POST", f"/v3/{method}", json.dumps(body), {"Authorization": token} if token else {})
         answer = connection.getresponse()
         found: dict[str, Any] = json.loads(answer.read())
         assert answer.status == 200, found
@@ -189,7 +189,8 @@ def _is_healthy(port: int) -> bool:
 
 
 def _serves_zookeeper(port: int) -> bool:
-    with socket.create_connection(("127.0.0.1", port), timeout=5) as probe:
+    # Before it is ready, ZooKeeper accepts connections and may never answer them.
+    with socket.create_connection(("127.0.0.1", port), timeout=0.3) as probe:
         probe.sendall(b"srvr")
         answer = b""
         while part := probe.recv(4096):

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from coordination.engines import KINDS, Opener, engine_places
 from logs import FakeClock
 from msgspec.structs import replace
 from objects.buckets import Memory, disconnected
+from waiting import PATIENCE_S, wait_until
 
 from segmentlog.coordination.bucket_engine import BucketEngine
 from segmentlog.coordination.cluster_coordinator import Coordinator, DocumentVersion, SwapOutcome, VersionedDocument
@@ -104,17 +107,27 @@ def test_one_of_simultaneous_swaps_succeeds(connect: Callable[[], Coordinator]) 
     assert version.number == 5
 
 
-def test_a_wait_returns_the_next_document(connect: Callable[[], Coordinator]) -> None:
-    """The wait returns at once if the document differs, and otherwise after its time, without one."""
+def test_a_wait_returns_the_next_document(connect: Callable[[], Coordinator], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wait returns at once if the document differs, else after its time. Engines with watches need no reads."""
+    monkeypatch.setattr("segmentlog.coordination.cluster_coordinator._WATCH_S", 3600.0)
     coordinator, other = connect(), connect()
     assert coordinator.wait(None, 0) is None
     first = created(coordinator)
     assert coordinator.wait(None, 60) == first
     assert coordinator.wait(first.version, 0.02) is None
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(coordinator.wait, first.version, 60)
-        second = other.swap(FIRST, first.version).current
-        assert waiting.result() == second
+    engine = coordinator._engine
+    with (
+        mock.patch.object(engine, "wait_for_change", wraps=engine.wait_for_change) as wait_for_change,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        waiting = pool.submit(coordinator.wait, first.version, 3600)
+        try:
+            wait_until(lambda: wait_for_change.called)
+            time.sleep(0.1)  # most likely the watch is set by then
+            second = other.swap(FIRST, first.version).current
+            assert waiting.result(PATIENCE_S) == second
+        finally:
+            coordinator.close()
 
 
 # ---------------------------------------------------------------- answers that are lost, late or wrong
@@ -235,6 +248,24 @@ def test_a_late_swap_takes_effect_or_is_lost_for_ever(arrives_first: bool) -> No
     found = coordinator.resolve(swapped.sent, first.version)
     assert found.outcome is (SwapOutcome.SUCCEEDED if arrives_first else SwapOutcome.LOST)
     assert found.current == other.current
+
+
+def test_a_server_that_lags_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read that returns an older document than the swap replaced, or none, leaves the outcome unknown."""
+    bucket = ScriptedBucket()
+    coordinator = Coordinator(BucketEngine(bucket))
+    first = created(coordinator)
+    old = bucket.get(CLUSTER_KEY)
+    second = coordinator.swap(FIRST, first.version).current
+    assert second is not None
+    bucket.put_faults.append(done_unanswered)
+    with monkeypatch.context() as lagging:
+        lagging.setattr(bucket, "get", lambda key: old)
+        result = coordinator.swap(FIRST, second.version)
+        assert (result.outcome, result.current) == (SwapOutcome.UNKNOWN, first)
+    assert coordinator.resolve(result.sent, second.version).outcome is SwapOutcome.SUCCEEDED
+    bucket.delete([CLUSTER_KEY])
+    assert coordinator.resolve(result.sent, second.version).outcome is SwapOutcome.UNKNOWN
 
 
 def test_an_outcome_that_cannot_be_read_is_unknown() -> None:

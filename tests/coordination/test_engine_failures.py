@@ -3,34 +3,41 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import socket
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+from unittest import mock
 
 import pytest
 from coordination.engine_servers import EngineServer, ask_etcd, etcd
 from coordination.engines import SERVERS, engine_url
 from coordination.losing_proxy import Loss, losing_proxy
 from coordination.test_cluster_coordinator import FIRST, created
-from waiting import wait_until
+from waiting import PATIENCE_S, wait_until
 
-from segmentlog.coordination.cluster_coordinator import Coordinator, SwapOutcome, SwapResult
+from segmentlog.coordination import etcd_gateway, zookeeper_engine
+from segmentlog.coordination.cluster_coordinator import Coordinator, SwapOutcome, SwapResult, VersionedDocument
 from segmentlog.coordination.open_engine import open_coordinator
 from segmentlog.errors import CoordinatorRefused, CoordinatorUnreachable
 
-GATEWAY = "segmentlog.coordination.etcd_gateway.REQUEST_S"
-ZOOKEEPER = "segmentlog.coordination.zookeeper_engine.REQUEST_S"
 
-
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let requests wait 0.5 s for an answer, and not 10 s."""
-    for limit in (GATEWAY, ZOOKEEPER):
-        monkeypatch.setattr(limit, 0.5)
+@contextlib.contextmanager
+def paused(*servers: EngineServer) -> Iterator[None]:
+    """Stop servers for the duration of the context, in which requests wait only half a second for an answer."""
+    limits = (mock.patch.object(module, "REQUEST_S", 0.5) for module in (etcd_gateway, zookeeper_engine))
+    with contextlib.ExitStack() as stack:
+        for server in servers:
+            server.pause()
+            stack.callback(server.resume)
+        for limit in limits:
+            stack.enter_context(limit)
+        yield
 
 
 @pytest.fixture(params=SERVERS)
@@ -69,24 +76,20 @@ def test_lost_requests_and_answers(kind: str, server: EngineServer, is_first: bo
         assert proxy.losses == []
 
 
-def test_a_stopped_server_gives_no_answer(kind: str, server: EngineServer, impatient: None) -> None:
+def test_a_stopped_server_gives_no_answer(kind: str, server: EngineServer) -> None:
     """A swap is unknown until the server continues; then `resolve` shows the outcome."""
     with contextlib.closing(open_coordinator(engine_url(kind, server.port))) as coordinator:
         first = created(coordinator)
-        server.pause()
-        try:
+        with paused(server):
             stopped = coordinator.swap(FIRST, first.version)
             assert (stopped.outcome, stopped.current) == (SwapOutcome.UNKNOWN, None)
             assert type(stopped.error) is CoordinatorUnreachable
             with pytest.raises(CoordinatorUnreachable, match=r"no answer in time|no server can be reached"):
                 coordinator.wait(first.version, 0)
-        finally:
-            server.resume()
-        wait_until(lambda: is_readable(coordinator))
-        later = coordinator.swap(FIRST, first.version)
-        found = coordinator.resolve(stopped.sent, first.version)
-        assert {later.outcome, found.outcome} == {SwapOutcome.SUCCEEDED, SwapOutcome.LOST}
+        later = settled_swap(coordinator, first)
+        found = wait_until(lambda: resolved(coordinator, stopped, first))
         assert found.current == later.current
+        assert (found.outcome is SwapOutcome.SUCCEEDED) == (found.current.document == stopped.sent)
 
 
 def test_closing_ends_waits(kind: str, server: EngineServer) -> None:
@@ -102,12 +105,64 @@ def test_closing_ends_waits(kind: str, server: EngineServer) -> None:
     assert coordinator.wait(first.version, 3600) is None
 
 
-def is_readable(coordinator: Coordinator) -> bool:
-    """Return whether the engine answers."""
+def settled_swap(coordinator: Coordinator, before: VersionedDocument) -> SwapResult:
+    """Swap until the outcome is not unknown: right after an outage a request can still fail."""
+
+    def swap() -> SwapResult | None:
+        result = coordinator.swap(FIRST, before.version)
+        return None if result.outcome is SwapOutcome.UNKNOWN else result
+
+    return wait_until(swap)
+
+
+def test_a_forked_child_continues(kind: str, server: EngineServer) -> None:
+    """It has connections of its own, and none of the parent's, which continues as well."""
+    with contextlib.closing(open_coordinator(engine_url(kind, server.port))) as coordinator:
+        first = created(coordinator)
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(coordinator.wait, first.version, 3600)
+            if kind == "etcd":
+                wait_until(lambda: coordinator._engine._gateway._watching)
+            watches = wait_until(lambda: connections(server.port))
+            with contextlib.ExitStack() as stack:
+                read_fd, write_fd = os.pipe()
+                stack.callback(os.close, read_fd)
+                child = os.fork()
+                if not child:
+                    swap_in_child(coordinator, first, watches, write_fd)
+                os.close(write_fd)
+                assert os.read(read_fd, 1000) == b"done"
+                os.waitpid(child, 0)
+            second = waiting.result(PATIENCE_S)
+        assert second == coordinator.read()
+        assert second is not None
+        assert second.version.number == 2
+
+
+def swap_in_child(coordinator: Coordinator, first: VersionedDocument, watches: set[int], write_fd: int) -> NoReturn:
+    """Swap the document, report the result, and end the process."""
     try:
-        return coordinator.read() is not None
-    except CoordinatorUnreachable:
-        return False
+        left = [fd for fd in watches if os.path.exists(f"/proc/self/fd/{fd}")]
+        swapped = coordinator.swap(FIRST, first.version)
+        is_done = swapped.outcome is SwapOutcome.SUCCEEDED and coordinator.read() == swapped.current and not left
+        os.write(write_fd, b"done" if is_done else f"{left} {swapped}".encode())
+        coordinator.close()
+    except BaseException as error:
+        os.write(write_fd, repr(error).encode())
+    finally:
+        os._exit(0)
+
+
+def connections(port: int) -> set[int]:
+    """Return the descriptors of this process's connections to a port."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                with socket.socket(fileno=os.dup(int(name))) as copy:
+                    if copy.family == socket.AF_INET and copy.getpeername()[1] == port:
+                        found.add(int(name))
+    return found
 
 
 # ---------------------------------------------------------------- swaps while servers die
@@ -169,7 +224,7 @@ class Swappers:
         assert sorted(tried)[: current.document.version] == list(range(1, current.document.version + 1))
 
 
-def test_swaps_while_a_server_is_killed(kind: str, server: EngineServer, impatient: None) -> None:
+def test_swaps_while_a_server_is_killed(kind: str, server: EngineServer) -> None:
     """Killed and restarted twice between requests and answers: no version has two documents."""
     with Swappers(engine_url(kind, server.port)) as swappers:
         for _ in range(2):
@@ -180,11 +235,8 @@ def test_swaps_while_a_server_is_killed(kind: str, server: EngineServer, impatie
 
 
 @pytest.mark.long
-def test_the_leader_of_etcd_is_killed_before_its_followers_answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_leader_of_etcd_is_killed_before_its_followers_answer(tmp_path: Path) -> None:
     """The entry is in the leader's log only, or on the way. It takes effect or is lost, and `resolve` shows which."""
-    monkeypatch.setattr(GATEWAY, 3.0)
     with etcd(tmp_path, members=3) as servers:
         leader = leader_of(servers)
         followers = [server for server in servers if server is not leader]
@@ -192,27 +244,27 @@ def test_the_leader_of_etcd_is_killed_before_its_followers_answer(
         others = Swappers(url.replace("orders", "others"))
         with contextlib.closing(open_coordinator(url)) as coordinator, others:
             first = created(coordinator)
-            for follower in followers:
-                follower.pause()
-            with ThreadPoolExecutor(1) as pool:
+            with paused(*followers), ThreadPoolExecutor(1) as pool:
                 swapping = pool.submit(coordinator.swap, FIRST, first.version)
-                time.sleep(0.3)  # most likely the leader has the request by then
+                time.sleep(0.1)  # most likely the leader has the request by then
                 leader.kill()
                 unknown = swapping.result()
             assert (unknown.outcome, unknown.current) == (SwapOutcome.UNKNOWN, None)
-            for follower in followers:
-                follower.resume()
-            wait_until(lambda: is_readable(coordinator))
-            later = coordinator.swap(FIRST, first.version)
-            found = coordinator.resolve(unknown.sent, first.version)
-            assert SwapOutcome.SUCCEEDED in (later.outcome, found.outcome)
+            settled_swap(coordinator, first)
+            found = wait_until(lambda: resolved(coordinator, unknown, first))
             others.wait_for_successes(20)
             leader.start()
             leader.wait_until_ready()
             others.wait_for_successes(20)
-            again = coordinator.resolve(unknown.sent, first.version)
+            again = wait_until(lambda: resolved(coordinator, unknown, first))
             assert (again.outcome, again.current) == (found.outcome, found.current)
         others.check()
+
+
+def resolved(coordinator: Coordinator, swapped: SwapResult, before: VersionedDocument) -> SwapResult | None:
+    """Return what became of a swap, once it is not unknown."""
+    result = coordinator.resolve(swapped.sent, before.version)
+    return None if result.outcome is SwapOutcome.UNKNOWN else result
 
 
 def leader_of(servers: list[EngineServer]) -> EngineServer:
