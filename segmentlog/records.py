@@ -98,6 +98,8 @@ class RecoveryReport(msgspec.Struct, frozen=True):
                      ``restored``       first open after a restore from an object store; continues at its offset ceiling
                      ``failed fsync``   the unsynced end was written again and synced
                      ``no checkpoint``  scanned completely; continues far beyond offsets that may have been assigned
+                     ``replicated``     a replicated log, scanned from the recovery point; continues at its end
+                     ``incomplete``     a replicated log that lacks synced records: it must be copied again
     scanned_bytes    bytes of the log that were read and checked
     truncated_bytes  bytes removed at the end of the log, kept in ``quarantine_path``
     lost             the lost range that this recovery created, or None

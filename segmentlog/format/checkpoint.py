@@ -47,6 +47,15 @@ class Compacted(msgspec.Struct, frozen=True, array_like=True):
     begun_offset: int = 0
 
 
+class Replicated(msgspec.Struct, frozen=True, array_like=True):
+    """Marks a log whose epochs and lost ranges come from its leaders. Its own recoveries open no gap."""
+
+    truncate_to: int = -1
+    """The offset of a truncation that has begun: every record from this offset on must be removed. -1 for none."""
+    is_incomplete: bool = False
+    """Whether a recovery found that synced records or ranges are missing. The log must then be copied again."""
+
+
 RESTORED: Final = "restored"
 """The boot id in the checkpoint of a log that was restored from an object store and has not been recovered yet."""
 
@@ -64,6 +73,7 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
     epochs, lost_ranges  histories, ascending
     compacted            progress of compaction; missing in the checkpoint of a log that was never compacted
     has_producers        the log may contain a batch with a producer id
+    replicated           set while the log is replicated, missing in any other checkpoint
     """
 
     recovery_offset: int = 0
@@ -77,6 +87,7 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
     lost_ranges: tuple[LostRange, ...] = ()
     compacted: Compacted = Compacted()
     has_producers: bool = False
+    replicated: Replicated | None = None
 
     @property
     def epoch(self) -> int:
@@ -103,7 +114,9 @@ _decoder = msgspec.msgpack.Decoder(Checkpoint)
 
 def encode_slot(checkpoint: Checkpoint, sequence: int) -> bytes:
     """Return the bytes of a slot, without padding."""
-    body = msgspec.msgpack.encode(checkpoint)
+    fields = msgspec.structs.astuple(checkpoint)
+    # Without its last field, a checkpoint has the bytes that earlier versions wrote.
+    body = msgspec.msgpack.encode(fields if checkpoint.replicated is not None else fields[:-1])
     prefix = _PREFIX.pack(MAGIC, len(body), sequence)
     return prefix + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(prefix + body)) + body
 

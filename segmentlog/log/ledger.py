@@ -29,10 +29,11 @@ from msgspec.structs import replace
 from segmentlog.clock import Clock
 from segmentlog.config import TopicConfig
 from segmentlog.errors import CorruptBatch
-from segmentlog.format.checkpoint import Checkpoint, Compacted, recovery_point_at
+from segmentlog.format.checkpoint import Checkpoint, Compacted, Replicated, recovery_point_at
 from segmentlog.format.file_names import CHECKPOINT_FILE
 from segmentlog.policy.lost_ranges import with_lost_range
-from segmentlog.records import LostRange
+from segmentlog.policy.replica_fetch import LogHistory
+from segmentlog.records import EpochStart, LostRange
 from segmentlog.storage.checkpoint_file import CheckpointFile
 from segmentlog.storage.fs import DiskFailed, FileSystem
 from segmentlog.storage.state_page import (
@@ -178,6 +179,48 @@ class Ledger:
             lost_ranges=with_lost_range(current.lost_ranges, lost),
             **(recovery_point_at(base) if is_below else {}),
         )
+
+    def start_replication(self) -> None:
+        """Record durably that the log is replicated: a recovery opens no gap from now on. Under both locks."""
+        self.update_checkpoint(replicated=Replicated(), clean=False)
+
+    def start_replica_truncation(self, offset: int, base: int) -> None:
+        """Record that a replicated log is truncated to ``offset``, which is in segment ``base``. Under both locks.
+
+        From now on a crash at any point ends in the log before the truncation or in the log after it. A recovery reads
+        the offset from the checkpoint, and removes everything after it.
+        """
+        current = self.checkpoint()
+        is_below = base < current.recovery_segment or current.recovery_offset > offset
+        self.page.writing = REWRITING
+        self.update_checkpoint(
+            replicated=replace(current.replicated or Replicated(), truncate_to=offset),
+            **(recovery_point_at(base) if is_below else {}),
+        )
+
+    def start_epoch_of_leader(self, log: LogState, start: EpochStart, lost: LostRange | None, **changes: Any) -> None:
+        """Record that a leader's epoch begins, after ``lost`` if there is a gap before it. Under both locks.
+
+        Everything below must be synced. Until `publish`, a process that opens the log recovers it, which ends after the
+        gap.
+        """
+        current = self.checkpoint()
+        self.page.writing = REWRITING
+        self.update_checkpoint(
+            epochs=current.epochs if start.epoch == current.epoch else (*current.epochs, start),
+            lost_ranges=current.lost_ranges if lost is None else (*current.lost_ranges, lost),
+            **changes,
+        )
+
+    def start_again_at(self, offset: int, history: LogHistory, ceiling: int) -> None:
+        """Record that a replicated log has nothing before ``offset``, with the leader's history of it. Under both
+        locks.
+        """
+        self.page.writing = REWRITING
+        self.update_checkpoint(
+            **recovery_point_at(offset), log_start_offset=offset, offset_ceiling=ceiling,
+            epochs=tuple(history.epochs), lost_ranges=tuple(history.lost_ranges),
+        )  # fmt: skip
 
     def start_replacing(self) -> None:
         """Announce that segments are being replaced, until `publish`. For a log without appends."""

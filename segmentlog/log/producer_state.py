@@ -187,9 +187,7 @@ class ProducerStates:
             mapped.view_to(end), position, end, base, lambda: self._handle.segment_context(base, log.log_end_offset)
         )
         for _, header in walk:
-            self._unsnapshotted += 1
-            if header.producer_id >= 0:
-                self._apply_header(header, now_ms)
+            self.record_stored(header, now_ms)
 
     def _apply_header(self, header: BatchHeader, now_ms: int) -> None:
         if header.is_control:
@@ -248,6 +246,12 @@ class ProducerStates:
         """Record a transaction marker that this process has just published at ``offset``."""
         self._unsnapshotted += 1
         self._apply_end(producer_id, epoch, offset, now_ms)
+
+    def record_stored(self, header: BatchHeader, now_ms: int) -> None:
+        """Record a batch that another machine has appended, from its header."""
+        self._unsnapshotted += 1
+        if header.producer_id >= 0:
+            self._apply_header(header, now_ms)
 
     def mark_seen(self, log: LogState) -> None:
         """Record that everything up to the end of ``log`` is known."""

@@ -30,20 +30,25 @@ def _locked_for_change(handle: Handle) -> Iterator[None]:
 def trim(handle: Handle, before_offset: int) -> int:
     """See `Partition.trim`."""
     with handle.translating_errors(), _locked_for_change(handle):
-        log = handle.page.log.read()
-        if not 0 <= before_offset <= log.log_end_offset:
-            raise OffsetOutOfRange(handle.log_name, before_offset, log.log_start_offset, log.log_end_offset)
-        if before_offset <= log.log_start_offset:
-            return log.log_start_offset
-        bases = handle.segments(log)
-        gone = [base for base, following in pairwise(bases) if following <= before_offset]
-        with handle.sync_locked():
-            handle.ledger.trim(log, before_offset, bases[len(gone)] if gone else None)
-        for base in gone:
-            retire_segment(handle, base)
-        if gone:  # once more, for readers that listed the folder between the two
-            handle.ledger.count_generation()
-        return before_offset
+        return trim_locked(handle, before_offset)
+
+
+def trim_locked(handle: Handle, before_offset: int) -> int:
+    """Trim a log whose append lock the caller holds, and whose interrupted changes it has completed."""
+    log = handle.page.log.read()
+    if not 0 <= before_offset <= log.log_end_offset:
+        raise OffsetOutOfRange(handle.log_name, before_offset, log.log_start_offset, log.log_end_offset)
+    if before_offset <= log.log_start_offset:
+        return log.log_start_offset
+    bases = handle.segments(log)
+    gone = [base for base, following in pairwise(bases) if following <= before_offset]
+    with handle.sync_locked():
+        handle.ledger.trim(log, before_offset, bases[len(gone)] if gone else None)
+    for base in gone:
+        retire_segment(handle, base)
+    if gone:  # once more, for readers that listed the folder between the two
+        handle.ledger.count_generation()
+    return before_offset
 
 
 def truncate(handle: Handle, offset: int) -> LostRange | None:

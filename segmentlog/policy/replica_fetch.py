@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from segmentlog.records import EpochStart, LostRange
 
 
@@ -115,6 +117,25 @@ def end_of_epoch(history: LogHistory, epoch: int) -> EpochEnd:
         if lost.base_offset < end_offset <= lost.end_offset and lost.epoch > epoch:
             end_offset = lost.base_offset
     return EpochEnd(found, end_offset)
+
+
+def truncate_history(history: LogHistory, offset: int) -> LogHistory:
+    """Return the history of a log of which only the offsets below ``offset`` are left.
+
+    An epoch remains if it has a record or a part of a lost range there; so does the first epoch of the log.
+    """
+    lost_ranges = [
+        lost if lost.end_offset <= offset else replace(lost, end_offset=offset)
+        for lost in history.lost_ranges
+        if lost.base_offset < offset
+    ]
+    begun = {lost.epoch for lost in lost_ranges}
+    epochs = [
+        start if start.start_offset <= offset else replace(start, start_offset=offset)
+        for at, start in enumerate(history.epochs)
+        if start.start_offset < offset or start.epoch in begun or not at
+    ]
+    return LogHistory(tuple(epochs), tuple(lost_ranges), min(history.log_end_offset, offset))
 
 
 def review_fetch(term: int, history: LogHistory, fetch: ReplicaFetch, known: Confirmation | None) -> FetchVerdict:

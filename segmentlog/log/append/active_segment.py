@@ -16,6 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from segmentlog.errors import DiskFull
+from segmentlog.format.batch import BatchHeader
 from segmentlog.format.encode import EncodedBatch
 from segmentlog.format.file_names import LOG_SUFFIX, SEGMENT_SUFFIXES
 from segmentlog.log.handle import Handle
@@ -138,6 +139,33 @@ class ActiveSegmentWriter:
             log.offset_ceiling,
         )
 
+    def write_stored(self, log: LogState, data: Buffer, headers: Sequence[BatchHeader], now_ms: int) -> LogState:
+        """Write stored batches, unchanged, to the active segment. Return the state after them, not yet published.
+
+        ``data`` contains the batches of ``headers``, which continue the log. The caller observes them in the index.
+        """
+        assert self._segment is not None
+        size_bytes = len(data)
+        self._segment.write([data], size_bytes, log.end_position)
+        offset = headers[-1].next_offset
+        return replace(
+            log,
+            log_end_offset=offset,
+            last_stable_offset=offset if log.last_stable_offset == log.log_end_offset else log.last_stable_offset,
+            end_position=log.end_position + size_bytes,
+            appended_bytes=log.appended_bytes + size_bytes,
+            first_append_ms=log.first_append_ms or now_ms,
+        )
+
+    def observe_stored(self, position: int, headers: Sequence[BatchHeader]) -> None:
+        """Add published batches to the index. The first is at byte ``position``."""
+        assert self._index is not None
+        for header in headers:
+            self._index.observe(
+                position, header.base_offset, header.next_offset, header.max_timestamp, header.size_bytes
+            )
+            position += header.size_bytes
+
     def write_and_roll(
         self, log: LogState, batches: Sequence[EncodedBatch], now_ms: int, observed: list[Observed]
     ) -> LogState:
@@ -153,19 +181,23 @@ class ActiveSegmentWriter:
             for base, run in self._runs(log, batches, now_ms):
                 if base != log.active_base_offset:
                     new_bases.append(base)
-                    log = self._seal_and_begin(log)
+                    log = self._seal_and_begin(log, base)
                 log = self.write(log, run, now_ms, observed)
         except BaseException as error:
             self._undo(before, new_bases, error)
             raise
         return log
 
-    def roll(self, log: LogState) -> LogState:
-        """Seal the active segment and begin the next. Return the log state after the roll, not yet published."""
+    def roll(self, log: LogState, base: int | None = None) -> LogState:
+        """Seal the active segment and begin the next, at ``base`` after a gap or else at the log end.
+
+        Return the log state after the roll, not yet published.
+        """
+        base = log.log_end_offset if base is None else base
         try:
-            return self._seal_and_begin(log)
+            return self._seal_and_begin(log, base)
         except BaseException as error:
-            self._undo(log, [log.log_end_offset], error)
+            self._undo(log, [base], error)
             raise
 
     def _runs(self, log: LogState, batches: Sequence[EncodedBatch], now_ms: int) -> list[_Run]:
@@ -194,18 +226,18 @@ class ActiveSegmentWriter:
             )
         return runs if runs[0][1] else runs[1:]
 
-    def _seal_and_begin(self, log: LogState) -> LogState:
+    def _seal_and_begin(self, log: LogState, base: int) -> LogState:
         index, active = self._index, self._segment
         assert index is not None
         assert active is not None
-        base = log.log_end_offset
-        self.sealed.append(_Sealed(active.seal(log.end_position, log.epoch), index, base, log.end_position))
+        sealed = active.seal(log.end_position, log.epoch)
+        self.sealed.append(_Sealed(sealed, index, log.log_end_offset, log.end_position))
         if len(self.sealed) > _LEFT_OPEN:
             self.sealed[-1 - _LEFT_OPEN].segment.close()
         self._segment = self._begin_segment(base)
         self._key, self._mapped = (base, log.epoch), None
         self._index = self._handle.index_of(base)
-        return replace(log, active_base_offset=base, end_position=0, first_append_ms=0)
+        return replace(log, log_end_offset=base, active_base_offset=base, end_position=0, first_append_ms=0)
 
     def _begin_segment(self, base: int) -> ActiveSegment:
         try:
@@ -290,6 +322,11 @@ class ActiveSegmentWriter:
         """Close file and index, and cut off the preallocated space."""
         self._close_segment()
         truncate_segment(self._handle.fs, self._handle.folder, log.active_base_offset, log.end_position)
+
+    def drop_state(self) -> None:
+        """Drop file and index without writing: the log was truncated, and its epoch may be the same as before."""
+        self.close_file()
+        self._index, self._key = None, (-1, -1)
 
     def reset_after_fork(self) -> None:
         """Discard the index and the sealed segments in a forked child: a thread of the parent may have been changing

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec.structs import replace
 
-from segmentlog.format.checkpoint import Checkpoint
+from segmentlog.format.checkpoint import Checkpoint, Replicated
 from segmentlog.format.file_names import SNAPSHOT_SUFFIX
 from segmentlog.log.handle import Handle
 from segmentlog.log.producer_state import stable_offset_of
@@ -24,7 +24,7 @@ from segmentlog.log.recovery.truncate_tail import make_durable, open_active_segm
 from segmentlog.log.segment_removal import remove_segment
 from segmentlog.log.swap import finish_swaps
 from segmentlog.policy.lost_ranges import with_lost_range
-from segmentlog.policy.recovery_policy import RecoveryVerdict, decide
+from segmentlog.policy.recovery_policy import RecoveryVerdict, ReplicatedVerdict, decide, decide_replicated
 from segmentlog.policy.retention import deleted_segments
 from segmentlog.records import EpochStart, LostRange, RecoveryReport
 from segmentlog.storage.segment import list_segments, segment_stem
@@ -62,9 +62,25 @@ class _LogScan(msgspec.Struct):
         first = self.bases[0] if self.bases else 0
         return self.checkpoint or Checkpoint(recovery_offset=first, recovery_segment=first, log_start_offset=first)
 
+    @property
+    def replicated(self) -> ReplicatedVerdict | None:
+        """The verdict about a replicated log; None for any other log."""
+        checkpoint = self.checkpoint
+        if checkpoint is None or checkpoint.replicated is None:
+            return None
+        return decide_replicated(
+            checkpoint, slot_damaged=self.slot_damaged, end_offset=self.tail.end_offset,
+            last_epoch=self.tail.last_epoch, last_base=self.bases[-1] if self.bases else 0,
+        )  # fmt: skip
+
     def verdict(self) -> RecoveryVerdict:
         """Decide where the log resumes."""
         checkpoint, bases, seen_offset = self.checkpoint, self.bases, self.tail.end_offset
+        replicated = self.replicated
+        if replicated is not None:
+            return RecoveryVerdict(
+                replicated.history.log_end_offset, max(replicated.history.last_epoch, 0), replicated.why
+            )
         if bases and (checkpoint is None or self.slot_damaged or bases[-1] > checkpoint.offset_ceiling):
             seen_offset = max(seen_offset, bases[-1])  # a segment's base offset was assigned, too
         return decide(
@@ -124,7 +140,7 @@ def _scan_log(handle: Handle, page: StatePage, *, write: bool) -> _LogScan:
     bases = [base for base in bases if base not in deleted]
     before = _state_before(handle, page)
     tail = scan_tail(handle, checkpoint, bases)
-    if before is not None and checkpoint is not None:
+    if before is not None and checkpoint is not None and checkpoint.replicated is None:
         # Same boot: the highest assigned offset is known exactly. If records are lost, give up the offset of the old
         # log end, too. A consumer that has read everything is positioned there, and must get `LogTruncated`.
         ceiling = before.log_end_offset + (tail.end_offset < before.log_end_offset)
@@ -140,6 +156,8 @@ def _state_before(handle: Handle, page: StatePage) -> LogState | None:
 
 
 def _verdict_name(found: _LogScan, verdict: RecoveryVerdict) -> str:
+    if found.replicated is not None:
+        return "replicated" if found.replicated.is_intact else "incomplete"
     if found.before is not None:
         return "failed fsync"
     if found.checkpoint is None:
@@ -155,7 +173,7 @@ def _lost_range(handle: Handle, found: _LogScan, verdict: RecoveryVerdict) -> Lo
     If a truncation already recorded the same range in the checkpoint, return the recorded range.
     """
     end_offset = found.tail.end_offset
-    if verdict.resume_offset == end_offset:
+    if verdict.resume_offset == end_offset or found.replicated is not None:
         return None
     for lost in found.known.lost_ranges:
         if (lost.base_offset, lost.end_offset) == (end_offset, verdict.resume_offset):
@@ -184,19 +202,22 @@ def _apply_recovery(handle: Handle, page: StatePage, found: _LogScan, report: Re
     known = found.known
     if found.is_unsure:
         known = _record_resume_offset(handle, found, report)
-    quarantine = page.writing != REWRITING  # no quarantine for records that a user truncated
+    # No quarantine for records that a user truncated. But records that a leader lacks may have been acknowledged.
+    quarantine = page.writing != REWRITING or known.replicated is not None
     rewrite = found.before is not None
     truncated_bytes, kept = truncate_after(handle, found.bases, tail, copy=rewrite, quarantine=quarantine)
     make_durable(handle, tail.whole, rewrite=rewrite)
     active_base, position = open_active_segment(handle, found.bases, tail, report.log_end_offset)
     report = replace(report, truncated_bytes=truncated_bytes, quarantine_path=kept)
     log = _log_state(handle, page, report, active_base, position)
+    if found.replicated is not None:
+        log = replace(log, offset_ceiling=found.replicated.offset_ceiling)
     begun = active_base if active_base not in found.bases else None
     bases = [active_base]
     if not found.is_new:
         bases = [base for base in list_segments(handle.fs, handle.folder) if base not in found.deleted]
     recovered = _with_stable_offset(handle, report, log, found, known, bases, begun)
-    checkpoint = _checkpoint_after(handle, known, tail, recovered)
+    checkpoint = _checkpoint_after(handle, found, known, recovered)
     if not found.is_new or checkpoint != known:
         handle.ledger.replace_checkpoint(checkpoint)
     deleted = found.deleted
@@ -216,10 +237,11 @@ def _record_resume_offset(handle: Handle, found: _LogScan, report: RecoveryRepor
     """
     known = replace(
         found.known,
-        offset_ceiling=report.log_end_offset,
+        offset_ceiling=report.log_end_offset if found.replicated is None else found.replicated.offset_ceiling,
         clean=not found.bases,
         boot_id=handle.fs.boot_id(),
         lost_ranges=(*found.known.lost_ranges, *found.tail.gaps),
+        replicated=_mark_after(found, found.known.replicated),
     )
     found.tail.gaps = ()
     # A new log gets its only checkpoint here, before its first segment. A segment without a checkpoint would mean a
@@ -228,10 +250,12 @@ def _record_resume_offset(handle: Handle, found: _LogScan, report: RecoveryRepor
     return known
 
 
-def _checkpoint_after(handle: Handle, known: Checkpoint, tail: LogTail, recovered: _Recovered) -> Checkpoint:
-    report, log = recovered.report, recovered.log
-    epochs, ranges = known.epochs, (*known.lost_ranges, *tail.gaps)
-    if report.epoch > known.epoch:
+def _checkpoint_after(handle: Handle, found: _LogScan, known: Checkpoint, recovered: _Recovered) -> Checkpoint:
+    report, log, replicated = recovered.report, recovered.log, found.replicated
+    epochs, ranges = known.epochs, (*known.lost_ranges, *found.tail.gaps)
+    if replicated is not None:
+        epochs, ranges = tuple(replicated.history.epochs), tuple(replicated.history.lost_ranges)
+    elif report.epoch > known.epoch:
         epochs = (*epochs, EpochStart(report.epoch, report.log_end_offset))
     if report.lost is not None:
         ranges = with_lost_range(ranges, report.lost)
@@ -240,14 +264,22 @@ def _checkpoint_after(handle: Handle, known: Checkpoint, tail: LogTail, recovere
         recovery_segment=log.active_base_offset,
         recovery_position=log.end_position,
         log_start_offset=report.log_start_offset,
-        offset_ceiling=report.log_end_offset,
-        clean=True,
+        offset_ceiling=log.offset_ceiling,
+        clean=known.replicated is None,
         boot_id=handle.fs.boot_id(),
         epochs=epochs,
         lost_ranges=ranges,
         compacted=known.compacted,
         has_producers=recovered.has_producers,
+        replicated=_mark_after(found, None),
     )
+
+
+def _mark_after(found: _LogScan, before: Replicated | None) -> Replicated | None:
+    """Return the mark of a replicated log, as it was ``before`` this recovery or, without that, as it is afterwards."""
+    if found.replicated is None:
+        return None
+    return replace(before or Replicated(), is_incomplete=not found.replicated.is_intact)
 
 
 def _has_snapshot(handle: Handle, base: int) -> bool:

@@ -39,6 +39,7 @@ class LogTail(msgspec.Struct):
 def scan_tail(handle: Handle, checkpoint: Checkpoint | None, bases: Sequence[int]) -> LogTail:
     """Scan the batches above the recovery point, with checksums, to the first incomplete batch."""
     known = checkpoint or Checkpoint()
+    truncate_to = -1 if known.replicated is None else known.replicated.truncate_to
     first = known.recovery_segment if checkpoint else (bases[0] if bases else 0)
     tail = LogTail(first, 0, known.recovery_offset if checkpoint else first, known.epoch, first in bases, "")
     tail.position = known.recovery_position
@@ -51,6 +52,9 @@ def scan_tail(handle: Handle, checkpoint: Checkpoint | None, bases: Sequence[int
             tail.stale = (*tail.stale, base)
             continue
         if base > tail.base:
+            if 0 <= truncate_to <= base:
+                tail.torn = tail.torn or f"offset {truncate_to}, where the log was truncated"
+                break
             if checkpoint is None and base > tail.end_offset:
                 _accept_gap(handle, tail, base)
             if base != tail.end_offset and not is_lost((*known.lost_ranges, *tail.gaps), tail.end_offset, base):
@@ -128,6 +132,8 @@ def _any_after(view: memoryview, position: int) -> bool:
 
 def _truncated_at(header: BatchHeader, known: Checkpoint) -> int | None:
     """Return the offset at which a truncation announced in the checkpoint cuts this batch; None if none does."""
+    if known.replicated is not None and 0 <= known.replicated.truncate_to < header.next_offset:
+        return max(known.replicated.truncate_to, header.base_offset)
     for lost in known.lost_ranges:
         overlaps = header.base_offset < lost.end_offset and header.next_offset > lost.base_offset
         if overlaps and header.partition_epoch < lost.epoch:
