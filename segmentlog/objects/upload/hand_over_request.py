@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from segmentlog.errors import ObjectStoreError, SegmentlogError, ShippingRefused, StoreFenced
 from segmentlog.format.hand_over import HandOver
+from segmentlog.objects.manifest.load import read_manifest
 from segmentlog.objects.ownership.binding import Binding, read_binding
 from segmentlog.objects.upload.shipper import Shipper
 from segmentlog.storage.hand_over_file import change_hand_over, read_hand_over
@@ -45,6 +46,8 @@ class HandOverRequest:
         self._topics = topics
         self._shipper = shipper
         self._url = shipper.bucket.url
+        self._owner_id = ""
+        """Id of the owner that hands the store over."""
         self._failure = ""
         """Why the last cycle of this process failed."""
 
@@ -52,6 +55,7 @@ class HandOverRequest:
         """Request the hand-over, and wait until the store is fenced. Raise as `ShippingService.hand_over` does."""
         began_ms = self._topics.clock.monotonic_ms()
         binding = self._require_binding()
+        self._owner_id = binding.owner_id
         found = read_hand_over(self._topics.fs, self._topics.path)
         if found is None or not found.is_active or found.owner_id != binding.owner_id:
             until_ms = self._topics.clock.now_ms() + ship_ms
@@ -86,10 +90,12 @@ class HandOverRequest:
                 self._failure = str(error)
         binding = read_binding(self._topics.fs, self._topics.path)
         if binding is None:
-            raise ShippingRefused(self._url, "shipping was stopped meanwhile ('segmentlog ship --stop')")
+            return self._read_new_owner()
         if binding.fenced:
             return binding.fenced
         hand_over = read_hand_over(self._topics.fs, self._topics.path)
+        if hand_over is None and read_binding(self._topics.fs, self._topics.path) != binding:
+            return ""  # another process has fenced the store in between: the next cycle finds the owner
         if hand_over is None or not hand_over.is_active:
             why = "the request was removed" if hand_over is None else hand_over.reason
             change_hand_over(self._topics.fs, self._topics.path, hand_over, None)
@@ -108,6 +114,13 @@ class HandOverRequest:
                 " on this machine until a process that ships the store can read the manifest"
             )  # fmt: skip
         return ""
+
+    def _read_new_owner(self) -> str:
+        """Return the owner in the manifest, after a standby on this machine has set the store aside."""
+        found = read_manifest(self._shipper.bucket)
+        if found is None or found[0].ended or found[0].owner.id == self._owner_id:
+            raise ShippingRefused(self._url, "shipping was stopped meanwhile ('segmentlog ship --stop')")
+        return str(found[0].owner)
 
     def _cancel(self) -> None:
         """Give the hand-over up, after an interrupt of this process: the shipper takes the store back at once."""

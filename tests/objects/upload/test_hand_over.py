@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,13 +26,14 @@ from segmentlog.log import offset_grants
 from segmentlog.log.partition import Partition
 from segmentlog.objects.bucket.base import Data
 from segmentlog.objects.bucket.local_bucket import LocalBucket
-from segmentlog.objects.ownership.binding import read_binding
+from segmentlog.objects.ownership.binding import Binding, read_binding, remove_binding
 from segmentlog.objects.takeover import take_over
 from segmentlog.objects.upload import hand_over_request
 from segmentlog.objects.upload import shipper as shipper_module
 from segmentlog.objects.upload.hand_over_request import HandOverRequest
 from segmentlog.objects.upload.hand_over_steps import HandOverSteps
 from segmentlog.objects.upload.shipper import Shipper
+from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.hand_over_file import read_hand_over, write_hand_over
 from segmentlog.store import LogStore
 from segmentlog.testing.fault_injection import Died
@@ -670,6 +672,41 @@ def test_an_interrupted_command_takes_the_store_back(
     assert stage(store) == "failed"
     assert not bucket.manifest.is_handed_over
     store.topic("a").partition(0).append([b"1"])
+
+
+@pytest.mark.parametrize("is_set_aside", [False, True])
+def test_a_takeover_while_the_command_looks_is_reported(
+    tmp_path: Path,
+    store: LogStore,
+    bucket: Bucket,
+    shipper: Shipper,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    is_set_aside: bool,
+) -> None:
+    """Another process fences the store after the command has read the binding, and may set the store aside."""
+    shipper.ship()
+    real = hand_over_request.read_binding
+
+    def read(fs: FileSystem, path: str) -> Binding | None:
+        found = real(fs, path)
+        asked = read_hand_over(fs, path)
+        if asked is not None and asked.stage == "published":
+            take_over(bucket, str(tmp_path / "new"))
+        with contextlib.suppress(StoreFenced):
+            if found is not None:
+                shipper.run_cycle()
+        if is_set_aside and asked is not None and asked.stage == "published":
+            remove_binding(fs, path)
+        return found
+
+    monkeypatch.setattr(hand_over_request, "read_binding", read)
+    command = Shipper(store._topics, bucket, parallel=0)
+    try:
+        done = HandOverRequest(store._topics, command).run(WAIT_MS, 60_000)
+    finally:
+        command.close()
+    assert done.owner == str(bucket.manifest.owner)
 
 
 def test_an_older_version_that_ships_ignores_the_request(
