@@ -119,7 +119,7 @@ def decode_key(key: bytes | None, store_id: str) -> tuple[str, PartitionId] | No
 
 
 _key_decoder = msgspec.msgpack.Decoder(tuple[int, str, str, int])
-_value_decoder = msgspec.msgpack.Decoder(CommittedOffset)
+offset_decoder = msgspec.msgpack.Decoder(CommittedOffset)
 
 
 class _StoredOffset(msgspec.Struct, frozen=True):
@@ -299,7 +299,7 @@ class CommittedOffsetsView:
             if group_partition is not None:
                 if key != encode_key(*group_partition):
                     self._track_key_by_name(group_partition, key, value)
-                committed = None if value is None else _value_decoder.decode(value)
+                committed = None if value is None else offset_decoder.decode(value)
                 entries.append(_StoredOffset(*group_partition, committed, offset))
         if batch.header.attributes & TRANSACTIONAL:
             self._pending.setdefault(batch.header.producer_id, []).extend(entries)

@@ -70,6 +70,9 @@ class _UsersDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return f"_UsersDocument({len(self.users)} users)"
 
 
+_document_decoder = msgspec.json.Decoder(_UsersDocument)
+
+
 class User(NamedTuple):
     """Public information about a user."""
 
@@ -255,7 +258,7 @@ def _encode(document: _UsersDocument) -> bytes:
 def _decode(path: str, data: bytes) -> _UsersDocument:
     """Decode a users file. Raise `SecurityFileError`, which names the position of a fault, but quotes no content."""
     try:
-        document = msgspec.json.decode(data, type=_UsersDocument)
+        document = _document_decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         # `UnicodeDecodeError` quotes the contents.
         why = "not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)

@@ -17,7 +17,7 @@ def set_config(request: RegistryRequest) -> dict[str, Any]:
 
     Request and response of this endpoint call it ``compatibility``; all other messages call it ``compatibilityLevel``.
     """
-    asked = request.decode(dict[str, Any])
+    asked = request.json_object()
     settings = {("compatibilityLevel" if name == "compatibility" else name): value for name, value in asked.items()}
     request.registry.set_config(request.subject, settings)
     return {("compatibility" if name == "compatibilityLevel" else name): value for name, value in settings.items()}
@@ -32,7 +32,7 @@ def get_mode(request: RegistryRequest) -> dict[str, str]:
 
 
 def set_mode(request: RegistryRequest) -> dict[str, str]:
-    mode_name = request.decode(dict[str, Any]).get("mode")
+    mode_name = request.json_object().get("mode")
     return {"mode": request.registry.set_mode(request.subject, mode_name, force=request.flag("force"))}
 
 

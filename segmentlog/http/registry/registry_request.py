@@ -30,6 +30,10 @@ class _Body(msgspec.Struct):
     version: int | None = None
 
 
+_body_decoder = msgspec.json.Decoder(_Body)
+_object_decoder = msgspec.json.Decoder(dict[str, Any])
+
+
 class RegistryRequest(NamedTuple):
     """One request, and the registry that answers it."""
 
@@ -79,7 +83,7 @@ class RegistryRequest(NamedTuple):
 
     def draft(self) -> Draft:
         """Return the schema in the body. Raises `InvalidSchema` if there is none."""
-        body = self.decode(_Body)
+        body = self._decode(_body_decoder)
         if body.schema is None:
             raise InvalidSchema("Invalid schema: the request has no 'schema'")
         return Draft(
@@ -92,10 +96,13 @@ class RegistryRequest(NamedTuple):
             max(body.version or 0, 0),
         )
 
-    def decode(self, shape: type[_T]) -> _T:
-        """Return the body as an object of the given type. Raises `HttpProblem` (400)."""
+    def json_object(self) -> dict[str, Any]:
+        """Return the body, a JSON object. Raise `HttpProblem` (400)."""
+        return self._decode(_object_decoder)
+
+    def _decode(self, decoder: msgspec.json.Decoder[_T]) -> _T:
         try:
-            return msgspec.json.decode(self.body, type=shape)
+            return decoder.decode(self.body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise HttpProblem(HTTPStatus.BAD_REQUEST, f"invalid request body: {error}") from None
 

@@ -85,6 +85,9 @@ class _StatusFile(msgspec.Struct, frozen=True):
     written_ms: int = msgspec.field(name="told_ms")
 
 
+_status_decoder = msgspec.json.Decoder(_StatusFile)
+
+
 class Replica:
     """Keeps the folder ``path`` equal to the store shipped to ``url``, or to those of its topics that match ``topics``.
 
@@ -308,7 +311,7 @@ def replica_status(path: str, *, fs: FileSystem | None = None, clock: Clock | No
     except (ValueError, KeyError, TypeError):
         url = ""
     try:
-        file = msgspec.json.decode(read_file(fs, f"{path}/{REPLICA_STATUS_FILE}"), type=_StatusFile)
+        file = _status_decoder.decode(read_file(fs, f"{path}/{REPLICA_STATUS_FILE}"))
     except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return _status(url, MirrorStatus(error="the first refresh is not finished"), now_ms)
     status = file.status

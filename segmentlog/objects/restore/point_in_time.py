@@ -21,7 +21,7 @@ from segmentlog.format.batch import TRANSACTIONAL
 from segmentlog.format.control import decode_marker
 from segmentlog.format.file_names import INTERNAL_TOPICS, LOG_SUFFIX, OFFSETS_TOPIC, TRANSACTIONS_TOPIC, segment_name
 from segmentlog.format.manifest import ShippedPartition, ShippedTopic
-from segmentlog.groups.committed_offsets import CommittedOffset, decode_key, encode_key
+from segmentlog.groups.committed_offsets import CommittedOffset, decode_key, encode_key, offset_decoder
 from segmentlog.log.partition import Partition
 from segmentlog.objects.local.transaction_ends import PartitionKey
 from segmentlog.objects.restore.cut_points import (
@@ -294,7 +294,7 @@ class PointInTimeRestore:
             entries = []
             for offset, key, value in zip(batch.offsets.tolist(), batch.keys, batch.values, strict=True):
                 if (about := decode_key(key, self._store_id)) is not None:
-                    committed = None if value is None else msgspec.msgpack.decode(value, type=CommittedOffset)
+                    committed = None if value is None else offset_decoder.decode(value)
                     entries.append((about, _CommittedOffsetRecord(offset, committed)))
             if batch.header.attributes & TRANSACTIONAL:
                 pending.setdefault(producer_id, []).extend(entries)

@@ -83,6 +83,9 @@ class _JournalFile(msgspec.Struct):
     begun: list[MultipartUpload]
 
 
+_journal_decoder = msgspec.json.Decoder(_JournalFile)
+
+
 class MultipartUploader:
     """Uploads sealed segments of one store to one bucket, several at a time. Thread-safe."""
 
@@ -108,7 +111,7 @@ class MultipartUploader:
     def load(self) -> None:
         """Read the journal of an earlier process, to resume its uploads."""
         with contextlib.suppress(FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
-            found = msgspec.json.decode(read_file(self._fs, self._path), type=_JournalFile)
+            found = _journal_decoder.decode(read_file(self._fs, self._path))
             if found.url == self._bucket.url:
                 self._begun = {upload.key: upload for upload in found.begun}
 

@@ -139,6 +139,9 @@ class ArchiveManifest(msgspec.Struct, frozen=True):
         return combine_digests(span.digest for run in self.runs for span in run.ranges if span.partition == partition)
 
 
+_manifest_decoder = msgspec.json.Decoder(ArchiveManifest)
+
+
 class ArchiveFolder:
     """The folder of one archive. Methods that change it must run inside `writing`, which holds a lock."""
 
@@ -167,7 +170,7 @@ class ArchiveFolder:
         path = f"{self._own_folder}/{_MANIFEST}"
         try:
             check_folder(self._own_folder)
-            manifest = msgspec.json.decode(read_plain(self._fs, path, _MANIFEST_MAX_BYTES), type=ArchiveManifest)
+            manifest = _manifest_decoder.decode(read_plain(self._fs, path, _MANIFEST_MAX_BYTES))
         except FileNotFoundError:
             return None
         except UntrustedPath as error:

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 _WAVE_BYTES: Final = 1 << 30
 # Size of the Parquet files restored at a time. Their staged batches take about as much disk space again.
 _TASK_BYTES: Final = 16 << 20
+_staged_decoder = msgspec.json.Decoder(Staged)
 
 
 class NotAPrefix(SegmentlogError):
@@ -321,7 +322,7 @@ def _stage(
     columns = ordered.select(RESTORED.fieldNames())
     stage = partial(_stage_task, staging, target.name, target.config)
     results = columns.mapInArrow(stage, "staged binary").collect()
-    return sorted((msgspec.json.decode(row["staged"], type=Staged) for row in results), key=lambda staged: staged.task)
+    return sorted((_staged_decoder.decode(row["staged"]) for row in results), key=lambda staged: staged.task)
 
 
 def _stage_task(

@@ -24,7 +24,7 @@ from segmentlog.spark.pipelines.latest_rows import (
     plan_update,
 )
 from segmentlog.spark.pipelines.run_history import open_to_sync
-from segmentlog.spark.pipelines.table_folder import TableState
+from segmentlog.spark.pipelines.table_folder import TableState, state_decoder
 from segmentlog.spark.pipelines.table_rows import Changes, TableRows, select_latest
 from segmentlog.spark.spark_errors import explain_spark_errors
 
@@ -123,7 +123,7 @@ def _read_state(spark: SparkSession, delta: Any, target: str) -> TableState:
     """Return the state in the newest commit of segmentlog. Commits of OPTIMIZE and VACUUM do not contain a state."""
     for row in delta.forPath(spark, target).history().select("userMetadata").toLocalIterator():
         with contextlib.suppress(msgspec.MsgspecError):
-            return msgspec.json.decode(row["userMetadata"] or "", type=TableState)
+            return state_decoder.decode(row["userMetadata"] or "")
     why = "no commit of the table contains the position of an update"
     raise SegmentlogError(f"{target}: {why}; to rebuild the table: --rebuild")
 

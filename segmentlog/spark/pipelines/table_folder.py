@@ -72,6 +72,9 @@ class TableState(msgspec.Struct, frozen=True):
         return sum(file.rows for file in self.files)
 
 
+state_decoder = msgspec.json.Decoder(TableState)
+
+
 class TableFolder:
     """The link of one table and its versions."""
 
@@ -102,7 +105,7 @@ class TableFolder:
         try:
             check_folder(self._versions)
             check_folder(self.folder(version))
-            state = msgspec.json.decode(read_plain(self._fs, path, _STATE_MAX_BYTES), type=TableState)
+            state = state_decoder.decode(read_plain(self._fs, path, _STATE_MAX_BYTES))
         except (FileNotFoundError, msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
             raise SegmentlogError(f"{path}: it cannot be read ({error}); to rebuild the table: --rebuild") from None
         if state.format != FORMAT:

@@ -99,12 +99,9 @@ def _encode(
 
 def _text(kind: str, data: bytes) -> bytes | None:
     """Decode a base64 string, or a string."""
-    if kind == "STRING":
-        type_name, expected_type = "string", str
-    else:
-        type_name, expected_type = "base64 string", bytes  # type: ignore[assignment]
+    type_name = "string" if kind == "STRING" else "base64 string"
     try:
-        found: Any = msgspec.json.decode(data, type=expected_type | None)
+        found: Any = msgspec.json.decode(data, type=(str | None) if kind == "STRING" else (bytes | None))
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise _bad(f"data={data[:100].decode(errors='replace')} is not a {type_name}.") from None
     return found.encode() if isinstance(found, str) else found
