@@ -376,6 +376,6 @@ def _normal(history: LogHistory) -> LogHistory:
 
 
 def run_trial(seed: int) -> int:
-    """Return the number of states that were checked. Raise `Broken`."""
+    """Return the number of states that were checked, in a process of its own. Raise `Broken`."""
     logging.disable(logging.WARNING)  # recoveries by the thousand
     return Trial(seed).run(rounds=2, operations=25, variants=6)

@@ -73,7 +73,7 @@ class Ours:
 
     def __init__(
         self, folder: Path, followers: int, partitions: int = 1, mode: str = "serial", how: str = "each",
-        trace: bool = False, delay_us: int = 0,
+        answer_partitions: int = 1 << 30, trace: bool = False, delay_us: int = 0,
     ) -> None:  # fmt: skip
         folder.mkdir(parents=True)
         self._folder = folder
@@ -82,7 +82,7 @@ class Ours:
         self.trace_path = str(folder / "leader.json") if trace else "-"
         self.follower_trace = str(folder / "follower.json") if trace else "-"
         command = [
-            sys.executable, "-m", "bench.replication.leader", str(followers), self.trace_path,
+            sys.executable, "-m", "bench.replication.leader", str(followers), str(answer_partitions), self.trace_path,
             "--dir", str(folder / "leader"), "serve", "--listen", f"127.0.0.1:{port}", "--workers", "1",
         ]  # fmt: skip
         self._server = Server(command, folder / "leader.log")
@@ -237,7 +237,9 @@ def main() -> int:
     parser.add_argument("--records", type=int, default=2000, help="single records a round (default 2000)")
     parser.add_argument("--seconds", type=float, default=4.0, help="of each rate (default 4)")
     parser.add_argument("--warm-up", type=float, default=15.0, help="seconds for each topic of Kafka (default 15)")
-    parser.add_argument("--ours", default="1:serial,2:serial,2:overlapped,3:serial", help="machines:mode[:sync], ...")
+    parser.add_argument(
+        "--ours", default="1:serial,2:serial,2:overlapped,3:serial", help="machines:mode[:sync[:limit]], ..."
+    )
     parser.add_argument("--delay-us", type=int, default=0, help="one-way delay between leader and follower")
     parser.add_argument("--depth", type=int, default=16, help="requests under way on a connection, for partitions")
     parser.add_argument("--kafka", default="3,2", help="replication factors; empty for none")
@@ -277,8 +279,15 @@ def _compare(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         for one in filter(None, options.ours.split(",")):
             machines, mode, *rest = one.split(":")
             how = rest[0] if rest else "each"
+            limit = int(rest[1]) if len(rest) > 1 else 1 << 30
             ours = Ours(
-                folder / one.replace(":", "-"), int(machines) - 1, partitions, mode, how, delay_us=options.delay_us
+                folder / one.replace(":", "-"),
+                int(machines) - 1,
+                partitions,
+                mode,
+                how,
+                limit,
+                delay_us=options.delay_us,
             )
             running[f"segmentlog, {one}"] = ours
             topics[f"segmentlog, {one}"] = ours.topic

@@ -1,7 +1,8 @@
 """A prototype of a leader: ``segmentlog serve`` that also answers followers. Not part of the package.
 
-``python -m bench.replication.leader FOLLOWERS TRACE_PATH serve ARGUMENTS...`` replaces three functions of the server,
-and then runs the command line. ``acks=all`` waits for the fsync of this process and for FOLLOWERS followers.
+``python -m bench.replication.leader FOLLOWERS PARTITIONS TRACE_PATH serve ARGUMENTS...`` replaces functions of the
+server, and then runs the command line. ``acks=all`` waits for the fsync of this process and for FOLLOWERS followers. An
+answer to a follower has at most PARTITIONS partitions.
 
 A follower's fetch has a replica id. It lists only partitions whose log end or confirmed offset has changed since the
 follower's last fetch. The answer contains the batches as they are on disk, with our header. A follower has at most one
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from segmentlog.log.partition import Partition
 
 _ANSWER_BYTES = 8 << 20
+_answer_partitions = 1 << 30
 _payload_size = struct.Struct("<I").unpack_from
 _PAYLOAD_SIZE_AT = 56
 _place = struct.Struct("<qII").unpack_from
@@ -267,17 +269,18 @@ class Feed:
 
     def _response_locked(self) -> FetchResponse | None:
         by_topic: dict[str, list[PartitionData]] = {}
-        room = _ANSWER_BYTES
+        room, count = _ANSWER_BYTES, 0
         grown, self._grown = self._grown, {}
         for cursor in grown:
             if cursor.offset < 0 or not cursor.has_more:
                 continue
-            if room <= 0:
+            if room <= 0 or count >= _answer_partitions:
                 self._grown[cursor] = None
                 continue
             records = cursor.read(room)
             note("sent", cursor.offset)
             room -= len(records)
+            count += 1
             if cursor.has_more:
                 self._grown[cursor] = None
             topic, number = cursor.key
@@ -354,13 +357,13 @@ def _write_trace_at_close(path: str) -> None:
 
 def main() -> None:
     """Run the command line with the functions replaced."""
-    global _is_traced
-    followers, trace_path = int(sys.argv[1]), sys.argv[2]
+    global _is_traced, _answer_partitions
+    followers, _answer_partitions, trace_path = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     _is_traced = trace_path != "-"
     install(followers)
     if _is_traced:
         _write_trace_at_close(trace_path)
-    sys.argv[1:3] = []
+    sys.argv[1:4] = []
     from segmentlog.__main__ import main as run
 
     run()

@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 
 import pytest
-from follower_trial import Trial, fetch_once, history_of, run_trial, stored_batches
+from follower_trial import Trial, fetch_once, history_of, stored_batches
 from leftovers import opened
 from logs import FakeClock, NoSyncFileSystem, open_log, values_by_offset
 from msgspec.structs import replace
@@ -216,7 +216,7 @@ def test_histories_are_truncated_as_in_the_model() -> None:
 
 def test_no_power_cut_breaks_a_promise_of_a_follower() -> None:
     """One life; `tests/crash/test_follower_cuts.py` has thousands."""
-    assert run_trial(4) > 300
+    assert Trial(4).run(rounds=2, operations=25, variants=6) > 300
 
 
 @pytest.mark.parametrize("mistake", ["gap", "ceiling", "unsynced"])
