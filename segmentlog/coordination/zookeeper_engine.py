@@ -117,26 +117,23 @@ class ZooKeeperEngine:
     # ------------------------------------------------------------ requests
 
     def _create(self, key: str, data: bytes) -> str:
-        errors = self._kazoo.exceptions
-        found = self._create_node(self._path(key), data)
-        if isinstance(found, errors.NoNodeError):
-            self._create_folders(key)
-            found = self._create_node(self._path(key), data)
-        if isinstance(found, errors.NodeExistsError):
+        found = self._create_node(key, self._path(key), data)
+        if isinstance(found, self._kazoo.exceptions.NodeExistsError):
             raise ConditionFailed
         self._require(key, found)
         return "0"
 
-    def _create_folders(self, key: str) -> None:
-        """Create the nodes above the documents."""
-        names = self._address.path.split("/")
-        for count in range(2, len(names) + 1):
-            found = self._create_node("/".join(names[:count]), b"")
-            if not isinstance(found, self._kazoo.exceptions.NodeExistsError):
-                self._require(key, found)
-
-    def _create_node(self, path: str, data: bytes) -> Any:
-        return self._send(lambda client: [client.create_async(path, data, self._acl)])[0]
+    def _create_node(self, key: str, path: str, data: bytes) -> Any:
+        """Create a node, and before it the nodes above it that do not exist. Return the answer, or the error."""
+        errors = self._kazoo.exceptions
+        (found,) = self._send(lambda client: [client.create_async(path, data, self._acl)])
+        parent = path.rpartition("/")[0]
+        if isinstance(found, errors.NoNodeError) and parent:
+            made = self._create_node(key, parent, b"")
+            if not isinstance(made, errors.NodeExistsError):
+                self._require(key, made)
+            (found,) = self._send(lambda client: [client.create_async(path, data, self._acl)])
+        return found
 
     def _delete(self, path: str) -> Any:
         return self._send(lambda client: [client.delete_async(path)])[0]
@@ -198,6 +195,7 @@ class _Connection:
 
     def __init__(self, kazoo: ModuleType, address: EngineAddress) -> None:
         self.handler = _make_handler(kazoo)
+        self._still_connecting: type[Exception] = kazoo.exceptions.WriterNotClosedException
         self.reasons = _LastReason()
         self.changes: dict[str, _Change] = {}
         """By path of the node."""
@@ -223,7 +221,7 @@ class _Connection:
         """End the session and the threads."""
         for change in self.changes.copy().values():
             change.event.set()
-        with contextlib.suppress(Exception):  # kazoo's, if a server name is not resolved in time
+        with contextlib.suppress(self._still_connecting):  # a server name takes long to resolve
             self.client.stop()
             self.client.close()
 

@@ -15,7 +15,9 @@ from coordination.engine_servers import zookeeper
 from coordination.engines import engine_url
 from coordination.test_cluster_coordinator import FIRST, created
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
-from waiting import wait_until
+from kazoo.client import KazooClient
+from kazoo.security import make_acl
+from waiting import PATIENCE_S, wait_until
 
 from segmentlog.coordination import zookeeper_engine
 from segmentlog.coordination.cluster_coordinator import Coordinator, SwapOutcome
@@ -48,6 +50,25 @@ def test_users_and_passwords(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
             assert coordinator.read() == first
     assert "word" not in caplog.text
     assert "pass" not in caplog.text
+
+
+def test_missing_nodes_above_the_document_are_created(tmp_path: Path) -> None:
+    """Existing nodes are used, also those in which this user can create nothing."""
+    with zookeeper(tmp_path) as servers:
+        admin = KazooClient(f"127.0.0.1:{servers[0].port}")
+        admin.start(timeout=PATIENCE_S)
+        admin.create("/fixed/orders", makepath=True)
+        admin.set_acls("/fixed", [make_acl("world", "anyone", read=True)])
+        admin.stop()
+        admin.close()
+        for place in ("a", "a/b", "fixed/orders", "fixed/orders/x", "fixed/orders/x/y/z"):
+            with contextlib.closing(open_coordinator(engine_url("zookeeper", servers[0].port, place=place))) as made:
+                created(made)
+        for place in ("fixed", "fixed/other", "fixed/other/x"):
+            with contextlib.closing(open_coordinator(engine_url("zookeeper", servers[0].port, place=place))) as refused:
+                error = refused.swap(FIRST, None).error
+                assert type(error) is CoordinatorRefused
+                assert "access denied" in str(error)
 
 
 def test_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
