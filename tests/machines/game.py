@@ -51,12 +51,13 @@ _TIMES = ("--ship-interval", "100ms", "--standby-silence", f"{SILENCE_S:.0f}s", 
 _SESSION_MS = 2000
 _HANG_S = 20.0
 """A client without progress for this long is examined."""
-_STALL_S = 60.0
+_STALL_S = 40.0
 """A reader of librdkafka without progress for this long is replaced, whatever it waits for."""
 _STALL = "a reader of librdkafka stands still"
-_STALLS_MAX = 1
-"""As many readers of a life may stand still. The cause is open: the reader has connections, and requests only metadata.
-More of them fail the test, as does a new reader that gets nothing."""
+_STALLS_MAX = 4
+"""As many readers of a life may stand still: two, each time when both machines were gone. librdkafka then removes all
+brokers, also one that it has just asked to validate a position, and forgets the partition. More of them fail the test,
+as does a new reader that gets nothing."""
 _TESTS = Path(__file__).parents[1]
 
 PLAIN: list[dict[str, Any]] = [
