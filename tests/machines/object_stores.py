@@ -62,8 +62,11 @@ class FolderStore:
         os.kill(self._disk.pid, signal.SIGCONT)
 
     def is_locked(self) -> bool:
-        """Return whether the lock file is locked now."""
-        with (self._folder / "manifest.json.lock").open("rb") as file:
+        """Return whether the lock file is locked now; there is one only if an earlier version created it."""
+        lock = self._folder / "manifest.json.lock"
+        if lock.is_dir():
+            return False
+        with lock.open("rb") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

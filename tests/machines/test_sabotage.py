@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 
@@ -12,7 +13,10 @@ from machines.network import missing_for_network
 from waiting import wait_until
 
 pytest.importorskip("confluent_kafka")
-pytestmark = pytest.mark.long(minutes=1)
+pytestmark = [
+    pytest.mark.long(minutes=1),
+    pytest.mark.skipif("SEGMENTLOG_MACHINES_ROUNDS" not in os.environ, reason="SEGMENTLOG_MACHINES_ROUNDS is not set"),
+]
 
 
 def _game(tmp_path: Path, store: str, sabotage: str) -> Game:
