@@ -166,6 +166,7 @@ SABOTAGES: dict[str, Callable[[], Any]] = {
 
 _LED_THERE: dict[str, dict[str, Any]] = {
     "parts believed to lie there": {"in_parts": True, "often": {"gc": 20}},
+    "a store that is handed over before all of it is shipped": {"often": {"hand over": 30}},
     "a store that is taken back without its grants": {"often": {"hand over": 30}},
     "a store that is taken back without a put": {"often": {"hand over": 30}},
 }
